@@ -1,0 +1,378 @@
+//! The memory of one context: its segments, split and coalesced. Single
+//! threaded; [`super::Pool`] holds it under its lock. Makes no call to the
+//! device.
+
+use super::free_list::FreeList;
+use super::grace::Epoch;
+use super::owners::Owners;
+use super::segment::{Block, NONE, Segment, Slab, State};
+use super::size_class::{Kind, Layout};
+use std::collections::VecDeque;
+
+/// A live block, as the outside sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// First byte.
+    pub address: u64,
+    /// Bytes that the program asked for.
+    pub requested: u64,
+    /// Bytes that the pool spends on it.
+    pub size: u64,
+    /// Identity of the allocation, from 1, never used again in this pool.
+    pub id: u64,
+    /// The memory was with the program before.
+    pub used: bool,
+    /// The program set SYNC_MEMOPS on it.
+    pub sync_memops: bool,
+}
+
+/// Which empty segments are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All of them.
+    All,
+    /// Retired ones.
+    Retired,
+    /// Those that serve this kind of request, and retired ones.
+    Kind(Kind),
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Arena {
+    blocks: Slab<Block>,
+    segments: Slab<Segment>,
+    free: FreeList,
+    owners: Owners,
+    /// Blocks that wait for grace, in the order of their epochs.
+    waiting: VecDeque<(Epoch, u32)>,
+    /// Segments that are wholly free, with nothing waiting in them.
+    empty: std::collections::BTreeSet<(u64, u32)>,
+    next_id: u64,
+    /// Bytes taken from the driver.
+    pub reserved: u64,
+    /// Bytes of live blocks, rounded.
+    pub live: u64,
+    /// Bytes of blocks that wait for grace.
+    pub waiting_bytes: u64,
+    /// Bytes of segments without a live block: what the program may count as
+    /// free. Falls and rises with its own calls only.
+    pub unowned: u64,
+}
+
+impl Arena {
+    /// Takes over `[base, base + size)` from the driver.
+    pub fn add_segment(&mut self, base: u64, size: u64, kind: Kind) {
+        let segment = self.segments.insert(Segment { base, size, kind, retired: false, live: 0, waiting: 0, first: NONE });
+        let first = self.blocks.insert(Block {
+            address: base,
+            size,
+            requested: 0,
+            id: 0,
+            segment,
+            prev: NONE,
+            next: NONE,
+            state: State::Free,
+            used: false,
+            sync_memops: false,
+        });
+        self.segments[segment].first = first;
+        self.free.insert(kind, base, size, first);
+        self.empty.insert((size, segment));
+        self.reserved += size;
+        self.unowned += size;
+    }
+
+    /// Takes the best free block for `layout`; `short` as in
+    /// [`FreeList::best`]. `None` if there is none.
+    pub fn take(&mut self, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
+        let index = self.free.best(layout, short)?;
+        let Block { address, size, segment, .. } = self.blocks[index];
+        let kind = self.segments[segment].kind;
+        self.free.remove(kind, address, size, index);
+        // Split: what lies before the aligned start, and what is left behind.
+        let start = address.next_multiple_of(layout.align);
+        let mut index = index;
+        if start > address {
+            let rest = self.split(index, start - address);
+            self.free.insert(kind, address, start - address, index);
+            index = rest;
+        }
+        if kind != Kind::Dedicated && self.blocks[index].size > layout.size {
+            let rest = self.split(index, layout.size);
+            let Block { address, size, .. } = self.blocks[rest];
+            self.free.insert(kind, address, size, rest);
+        }
+        self.next_id += 1;
+        let id = self.next_id;
+        let seg = &mut self.segments[segment];
+        if seg.live == 0 {
+            self.unowned -= seg.size;
+            if seg.waiting == 0 {
+                self.empty.remove(&(seg.size, segment));
+            }
+        }
+        seg.live += 1;
+        let block = &mut self.blocks[index];
+        let used = std::mem::replace(&mut block.used, true);
+        block.state = State::Live;
+        block.requested = requested;
+        block.id = id;
+        block.sync_memops = false;
+        let (address, size) = (block.address, block.size);
+        self.live += size;
+        self.owners.insert(address, index);
+        Some(BlockInfo { address, requested, size, id, used, sync_memops: false })
+    }
+
+    /// Splits block `index` after `size` bytes; returns the second part.
+    fn split(&mut self, index: u32, size: u64) -> u32 {
+        let mut rest = self.blocks[index];
+        debug_assert!(size > 0 && size < rest.size);
+        rest.address += size;
+        rest.size -= size;
+        rest.prev = index;
+        let next = rest.next;
+        let rest = self.blocks.insert(rest);
+        if next != NONE {
+            self.blocks[next].prev = rest;
+        }
+        let block = &mut self.blocks[index];
+        block.size = size;
+        block.next = rest;
+        rest
+    }
+
+    /// Ends the life of the block that begins at `address`: from `epoch` on it
+    /// waits for grace. Returns its rounded size; `None` if no live block
+    /// begins there. Epochs never fall from one call to the next.
+    pub fn give(&mut self, address: u64, epoch: Epoch) -> Option<u64> {
+        let index = self.owners.remove(address)?;
+        let block = &mut self.blocks[index];
+        block.state = State::Waiting(epoch);
+        block.requested = 0;
+        block.id = 0;
+        let (size, segment) = (block.size, block.segment);
+        self.live -= size;
+        self.waiting_bytes += size;
+        debug_assert!(self.waiting.back().is_none_or(|last| last.0 <= epoch));
+        self.waiting.push_back((epoch, index));
+        let seg = &mut self.segments[segment];
+        seg.live -= 1;
+        seg.waiting += 1;
+        if seg.live == 0 {
+            self.unowned += seg.size;
+        }
+        Some(size)
+    }
+
+    /// Frees what waited for an epoch up to `completed`. Returns whether
+    /// anything was freed.
+    pub fn complete(&mut self, completed: Epoch) -> bool {
+        let mut any = false;
+        while let Some(&(epoch, index)) = self.waiting.front() {
+            if epoch > completed {
+                break;
+            }
+            self.waiting.pop_front();
+            self.release_block(index);
+            any = true;
+        }
+        any
+    }
+
+    /// A block whose grace is complete joins its free neighbours.
+    fn release_block(&mut self, index: u32) {
+        let Block { size, segment, prev, next, .. } = self.blocks[index];
+        self.waiting_bytes -= size;
+        let Segment { kind, retired, .. } = self.segments[segment];
+        let mut index = index;
+        self.blocks[index].state = State::Free;
+        if prev != NONE && self.blocks[prev].state == State::Free {
+            index = self.merge(prev, index, kind, retired, prev);
+        }
+        if next != NONE && self.blocks[next].state == State::Free {
+            index = self.merge(index, next, kind, retired, next);
+        }
+        let Block { address, size, .. } = self.blocks[index];
+        if !retired {
+            self.free.insert(kind, address, size, index);
+        }
+        let seg = &mut self.segments[segment];
+        seg.waiting -= 1;
+        if seg.live == 0 && seg.waiting == 0 {
+            self.empty.insert((seg.size, segment));
+        }
+    }
+
+    /// Joins two neighbours; `listed` is the one that is in the free list.
+    fn merge(&mut self, left: u32, right: u32, kind: Kind, retired: bool, listed: u32) -> u32 {
+        if !retired {
+            let Block { address, size, .. } = self.blocks[listed];
+            self.free.remove(kind, address, size, listed);
+        }
+        let Block { size, next, used, .. } = self.blocks[right];
+        let block = &mut self.blocks[left];
+        block.size += size;
+        block.next = next;
+        block.used |= used;
+        if next != NONE {
+            self.blocks[next].prev = left;
+        }
+        self.blocks.remove(right);
+        left
+    }
+
+    /// The live block that contains `address` (by what was asked for: an
+    /// address in the rounding behind it belongs to nobody).
+    pub fn containing(&self, address: u64) -> Option<BlockInfo> {
+        let info = self.info(self.owners.at_or_before(address)?);
+        (address < info.address + info.requested).then_some(info)
+    }
+
+    /// The live block that begins at `address`.
+    pub fn exact(&self, address: u64) -> Option<BlockInfo> {
+        Some(self.info(self.owners.exact(address)?))
+    }
+
+    fn info(&self, index: u32) -> BlockInfo {
+        let Block { address, size, requested, id, used, sync_memops, .. } = self.blocks[index];
+        BlockInfo { address, requested, size, id, used, sync_memops }
+    }
+
+    /// Notes SYNC_MEMOPS for the block that contains `address`.
+    pub fn set_sync_memops(&mut self, address: u64, on: bool) {
+        if let Some(index) = self.owners.at_or_before(address) {
+            self.blocks[index].sync_memops = on;
+        }
+    }
+
+    /// No new blocks from the segment that holds the live block containing
+    /// `address`; it goes back to the driver when it is empty.
+    pub fn retire(&mut self, address: u64) {
+        let Some(index) = self.owners.at_or_before(address) else { return };
+        let segment = self.blocks[index].segment;
+        let Segment { kind, retired, first, .. } = self.segments[segment];
+        if retired {
+            return;
+        }
+        let mut at = first;
+        while at != NONE {
+            let Block { address, size, state, next, .. } = self.blocks[at];
+            if state == State::Free {
+                self.free.remove(kind, address, size, at);
+            }
+            at = next;
+        }
+        self.segments[segment].retired = true;
+    }
+
+    fn is_wanted(&self, segment: u32, which: Which) -> bool {
+        let segment = &self.segments[segment];
+        match which {
+            Which::All => true,
+            Which::Retired => segment.retired,
+            Which::Kind(kind) => segment.retired || segment.kind == kind,
+        }
+    }
+
+    /// Whether there is such an empty segment.
+    pub fn has_empty(&self, which: Which) -> bool {
+        self.empty.iter().any(|entry| self.is_wanted(entry.1, which))
+    }
+
+    /// Takes an empty segment out, to be given back to the driver: the
+    /// smallest one of at least `at_least` bytes, else the largest.
+    pub fn remove_empty(&mut self, at_least: u64, which: Which) -> Option<(u64, u64)> {
+        let wanted = |entry: &&(u64, u32)| self.is_wanted(entry.1, which);
+        let fits = self.empty.range((at_least, 0)..).find(wanted);
+        let &(size, segment) = fits.or_else(|| self.empty.iter().rev().find(wanted))?;
+        self.empty.remove(&(size, segment));
+        let seg = self.segments.remove(segment)?;
+        self.blocks.remove(seg.first);
+        if !seg.retired {
+            self.free.remove(seg.kind, seg.base, seg.size, seg.first);
+        }
+        self.reserved -= size;
+        self.unowned -= size;
+        Some((seg.base, size))
+    }
+
+    /// Forgets everything and returns the segments that there were.
+    pub fn drain(&mut self) -> Vec<(u64, u64)> {
+        let segments = self.segments.iter().map(|(_, s)| (s.base, s.size)).collect();
+        *self = Self { next_id: self.next_id, ..Self::default() };
+        segments
+    }
+
+    /// Number of live blocks.
+    pub fn live_blocks(&self) -> usize {
+        self.owners.count()
+    }
+
+    /// Number of segments.
+    pub fn segment_count(&self) -> usize {
+        self.segments.iter().count()
+    }
+
+    /// Largest free run in bytes.
+    pub fn largest_free(&self) -> u64 {
+        self.free.largest()
+    }
+
+    /// Checks every invariant of the structure; an error names what is wrong.
+    /// Linear in the number of blocks.
+    pub fn validate(&self) -> Result<(), String> {
+        let (mut reserved, mut live, mut waiting, mut unowned, mut free_blocks, mut empty) = (0, 0, 0, 0, 0, 0);
+        for (s, seg) in self.segments.iter() {
+            let (mut at, mut expect, mut prev, mut was_free) = (seg.first, seg.base, NONE, false);
+            let (mut seg_live, mut seg_waiting) = (0, 0);
+            while at != NONE {
+                let b = &self.blocks[at];
+                if b.address != expect || b.prev != prev || b.segment != s || b.size == 0 {
+                    return Err(format!("block {at} {b:x?} in segment {s}: expected at {expect:x} after {prev}"));
+                }
+                match b.state {
+                    State::Free => {
+                        if was_free {
+                            return Err(format!("block {at}: two free neighbours"));
+                        }
+                        free_blocks += usize::from(!seg.retired);
+                    }
+                    State::Live => {
+                        seg_live += 1;
+                        live += b.size;
+                        if self.owners.exact(b.address) != Some(at) || b.requested == 0 || b.requested > b.size {
+                            return Err(format!("live block {at} {b:x?} is not owned"));
+                        }
+                    }
+                    State::Waiting(epoch) => {
+                        seg_waiting += 1;
+                        waiting += b.size;
+                        if !self.waiting.contains(&(epoch, at)) {
+                            return Err(format!("waiting block {at} is not in the queue"));
+                        }
+                    }
+                }
+                was_free = b.state == State::Free;
+                (prev, expect, at) = (at, b.address + b.size, b.next);
+            }
+            if expect != seg.base + seg.size || (seg_live, seg_waiting) != (seg.live, seg.waiting) {
+                return Err(format!("segment {s} {seg:x?}: ends at {expect:x}, {seg_live} live, {seg_waiting} waiting"));
+            }
+            reserved += seg.size;
+            unowned += if seg.live == 0 { seg.size } else { 0 };
+            let is_empty = seg.live == 0 && seg.waiting == 0;
+            empty += usize::from(is_empty);
+            if is_empty != self.empty.contains(&(seg.size, s)) {
+                return Err(format!("segment {s}: wrong in the set of empty ones"));
+            }
+        }
+        let sums = (reserved, live, waiting, unowned);
+        let kept = (self.reserved, self.live, self.waiting_bytes, self.unowned);
+        if sums != kept || free_blocks != self.free.count() || empty != self.empty.len() {
+            return Err(format!("sums {sums:?}, kept {kept:?}; free {free_blocks} of {}", self.free.count()));
+        }
+        Ok(())
+    }
+}

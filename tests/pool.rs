@@ -1,0 +1,332 @@
+//! The pool's logic on a model of a GPU.
+
+mod model;
+
+use gpupool::pool::size_class::{GRANULE, PAGE, SMALL_MAX};
+use gpupool::pool::{BlockInfo, Outcome, Policy, Pool};
+use model::Model;
+use proptest::prelude::*;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
+
+fn policy(max: u64) -> Policy {
+    Policy { max, inflight: 64 * MIB, wait: Duration::from_millis(1) }
+}
+
+fn block(pool: &Pool, device: &Model, bytes: u64) -> BlockInfo {
+    match pool.alloc(device, bytes) {
+        Outcome::Block(block) => {
+            device.handed_out(block.address, block.size);
+            block
+        }
+        Outcome::Native => panic!("no block of {bytes} bytes: {:?}", pool.usage()),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Alloc(u64),
+    Use(usize),
+    Free(usize),
+    FreeGarbage(u64),
+    Finish(u64),
+    Capture(bool),
+    Trim,
+    Retire(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let size = prop_oneof![
+        3 => 1..4096u64,
+        3 => 4096..SMALL_MAX + 2,
+        4 => SMALL_MAX..48 * MIB,
+        1 => Just(2 * MIB),
+    ];
+    prop_oneof![
+        8 => size.prop_map(Op::Alloc),
+        6 => any::<prop::sample::Index>().prop_map(|i| Op::Use(i.index(1 << 16))),
+        7 => any::<prop::sample::Index>().prop_map(|i| Op::Free(i.index(1 << 16))),
+        1 => any::<u64>().prop_map(Op::FreeGarbage),
+        4 => (0..8u64).prop_map(Op::Finish),
+        1 => any::<bool>().prop_map(Op::Capture),
+        1 => Just(Op::Trim),
+        1 => any::<prop::sample::Index>().prop_map(|i| Op::Retire(i.index(1 << 16))),
+    ]
+}
+
+/// Runs `ops`; returns the violations that the model saw.
+fn run(ops: &[Op], per_pause: u64) -> u64 {
+    let device = Model::new(1 << 30);
+    device.state.lock().unwrap().per_pause = per_pause;
+    let pool = Pool::new(policy(u64::MAX));
+    let mut live: Vec<BlockInfo> = Vec::new();
+    for op in ops {
+        match *op {
+            Op::Alloc(bytes) => {
+                if let Outcome::Block(new) = pool.alloc(&device, bytes) {
+                    device.handed_out(new.address, new.size);
+                    let align = if bytes > SMALL_MAX { PAGE } else { GRANULE };
+                    assert_eq!(new.address % align, 0, "{bytes} bytes at {:#x}", new.address);
+                    assert!(new.requested == bytes && new.size >= bytes);
+                    for other in &live {
+                        let apart = new.address >= other.address + other.size || other.address >= new.address + new.size;
+                        assert!(apart, "{new:x?} overlaps {other:x?}");
+                    }
+                    assert!(live.iter().all(|other| other.id != new.id));
+                    live.push(new);
+                }
+            }
+            Op::Use(which) if !live.is_empty() => {
+                let used = live[which % live.len()];
+                device.submit(used.address, used.requested);
+            }
+            Op::Free(which) if !live.is_empty() => {
+                let old = live.swap_remove(which % live.len());
+                assert_eq!(pool.containing(old.address + old.requested - 1).map(|b| b.id), Some(old.id));
+                assert!(pool.free(&device, old.address));
+                assert!(!pool.free(&device, old.address), "freed twice");
+            }
+            Op::FreeGarbage(address) => {
+                if !live.iter().any(|b| b.address == address) {
+                    assert!(!pool.free(&device, address));
+                }
+            }
+            Op::Finish(count) => device.finish(count),
+            Op::Capture(on) => device.state.lock().unwrap().capturing = on,
+            Op::Trim => {
+                pool.trim(&device);
+            }
+            Op::Retire(which) if !live.is_empty() => pool.retire(live[which % live.len()].address),
+            Op::Use(_) | Op::Free(_) | Op::Retire(_) => {}
+        }
+        pool.validate().unwrap();
+        let held = device.state.lock().unwrap().held;
+        assert_eq!(pool.usage().reserved, held);
+        let live_bytes: u64 = live.iter().map(|b| b.size).sum();
+        assert_eq!(pool.usage().live, live_bytes);
+    }
+    // All coalesced: everything can be given back.
+    device.state.lock().unwrap().capturing = false;
+    for old in live {
+        assert!(pool.free(&device, old.address));
+    }
+    device.finish(u64::from(u32::MAX).min(1 << 20));
+    pool.validate().unwrap();
+    if !NO_GRACE {
+        pool.trim(&device);
+        assert_eq!(pool.usage().reserved, 0, "{:?}", pool.usage());
+        assert_eq!(device.state.lock().unwrap().released_while_busy, 0, "gave memory back while the GPU was busy");
+    }
+    device.state.lock().unwrap().violations
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any sequence of calls: no overlap, native alignment, exact accounting,
+    /// nothing handed out while work refers to it, all of it coalesces.
+    #[test]
+    fn random_calls(ops in prop::collection::vec(op(), 1..200), per_pause in 0..3u64) {
+        let violations = run(&ops, per_pause);
+        if !NO_GRACE {
+            prop_assert_eq!(violations, 0);
+        }
+    }
+}
+
+/// Cases 1 and 5: memory that work still refers to is not handed out. Without
+/// the grace mechanism this very sequence violates.
+#[test]
+fn pending_work_keeps_its_memory() {
+    let device = Model::new(1 << 30);
+    let pool = Pool::new(policy(u64::MAX));
+    for round in 0..200u64 {
+        let a = block(&pool, &device, (round % 5 + 1) * MIB);
+        device.submit(a.address, a.requested);
+        assert!(pool.free(&device, a.address));
+        let b = block(&pool, &device, (round % 5 + 1) * MIB);
+        device.submit(b.address, b.requested);
+        assert!(pool.free(&device, b.address));
+        device.finish(round % 3);
+    }
+    let violations = device.state.lock().unwrap().violations;
+    assert_eq!(violations > 0, NO_GRACE, "{violations} violations");
+}
+
+/// What waits for grace is bounded by the in-flight limit as long as the GPU
+/// makes progress, however far the CPU runs ahead.
+#[test]
+fn the_inflight_limit_bounds_memory() {
+    let device = Model::new(1 << 34);
+    device.state.lock().unwrap().per_pause = 1;
+    let pool = Pool::new(Policy { wait: Duration::from_secs(10), ..policy(u64::MAX) });
+    for _ in 0..2000 {
+        let a = block(&pool, &device, 4 * MIB);
+        device.submit(a.address, a.requested);
+        assert!(pool.free(&device, a.address));
+    }
+    let usage = pool.usage();
+    assert!(NO_GRACE || usage.peak_reserved <= 64 * MIB + 2 * 32 * MIB, "{usage:?}");
+}
+
+/// Case 25: the GPU makes no progress until this thread has its memory. The
+/// allocation waits no longer than it may, and not again until a fence passes.
+#[test]
+fn a_wait_is_bounded_and_not_repeated() {
+    if NO_GRACE {
+        return;
+    }
+    let device = Model::new(1 << 34);
+    let pool = Pool::new(policy(u64::MAX));
+    let fill = |count| {
+        for _ in 0..count {
+            let a = block(&pool, &device, 4 * MIB);
+            device.submit(a.address, a.requested);
+            assert!(pool.free(&device, a.address));
+        }
+    };
+    fill(100);
+    let counters = pool.counters.read();
+    assert_eq!(counters.wait_timeouts, 1, "{counters:?}");
+    assert!(counters.wait_ns >= 1_000_000 && counters.wait_ns < 2_000_000, "{counters:?}");
+    // Once something passes, waiting is worth trying again.
+    device.finish(1000);
+    let a = block(&pool, &device, 4 * MIB);
+    assert!(pool.free(&device, a.address));
+    fill(300);
+    assert_eq!(pool.counters.read().wait_timeouts, 2);
+}
+
+/// While a capture is open no fence is recorded: hits come from what is
+/// complete, else new memory is taken; afterwards everything comes back.
+#[test]
+fn captures_postpone_fences() {
+    if NO_GRACE {
+        return;
+    }
+    let device = Model::new(1 << 34);
+    let pool = Pool::new(policy(u64::MAX));
+    let a = block(&pool, &device, 4 * MIB);
+    device.state.lock().unwrap().capturing = true;
+    assert!(pool.free(&device, a.address));
+    let mut blocks: Vec<_> = (0..100).map(|_| block(&pool, &device, 4 * MIB)).collect();
+    assert!(blocks.iter().all(|b| b.address != a.address));
+    blocks.drain(..).for_each(|b| assert!(pool.free(&device, b.address)));
+    assert_eq!(pool.usage().waiting, 101 * 4 * MIB);
+    device.state.lock().unwrap().capturing = false;
+    let reserved = pool.usage().reserved;
+    (0..100).for_each(|_| blocks.push(block(&pool, &device, 4 * MIB)));
+    assert_eq!(pool.usage().reserved, reserved, "memory freed during a capture did not come back");
+}
+
+/// Memory is short: grace is waited for, empty segments of other kinds are
+/// given back, and only then is the answer "native".
+#[test]
+fn short_memory() {
+    if NO_GRACE {
+        return;
+    }
+    let device = Model::new(128 * MIB);
+    device.state.lock().unwrap().per_pause = 1;
+    let pool = Pool::new(policy(u64::MAX));
+    let a = block(&pool, &device, 60 * MIB);
+    let b = block(&pool, &device, 60 * MIB);
+    assert_eq!(pool.alloc(&device, 60 * MIB), Outcome::Native);
+    device.submit(a.address, a.requested);
+    assert!(pool.free(&device, a.address));
+    assert!(pool.free(&device, b.address));
+    let c = block(&pool, &device, 100 * MIB);
+    assert!(pool.free(&device, c.address));
+    // Small requests may break up large segments before they fail.
+    let small: Vec<_> = (0..100).map(|_| block(&pool, &device, MIB)).collect();
+    assert!(small.len() == 100);
+    pool.validate().unwrap();
+}
+
+/// GPUPOOL_MAX: beyond it the driver is asked, outside the pool.
+#[test]
+fn the_cap_holds() {
+    if NO_GRACE {
+        return;
+    }
+    let device = Model::new(1 << 34);
+    let pool = Pool::new(policy(100 * MIB));
+    let a = block(&pool, &device, 60 * MIB);
+    assert_eq!(pool.alloc(&device, 60 * MIB), Outcome::Native);
+    assert!(pool.usage().peak_reserved <= 100 * MIB);
+    assert!(pool.free(&device, a.address));
+    block(&pool, &device, 90 * MIB);
+    assert!(pool.usage().peak_reserved <= 100 * MIB);
+}
+
+/// A lost context: nothing is served any more.
+#[test]
+fn a_lost_context_answers_natively() {
+    let device = Model::new(1 << 34);
+    let pool = Pool::new(policy(u64::MAX));
+    let a = block(&pool, &device, MIB);
+    assert!(pool.free(&device, a.address));
+    device.state.lock().unwrap().lost = true;
+    assert_eq!(pool.alloc(&device, 64 * MIB), Outcome::Native);
+    assert!(pool.is_lost());
+    assert_eq!(pool.alloc(&device, 1), Outcome::Native);
+}
+
+/// Requests of 4 GiB and more have a segment of their own and are not split.
+#[test]
+fn dedicated_segments() {
+    let device = Model::new(1 << 40);
+    let pool = Pool::new(policy(u64::MAX));
+    let a = block(&pool, &device, 5 << 30);
+    assert_eq!((pool.usage().segments, a.size), (1, 5 << 30));
+    assert!(pool.free(&device, a.address));
+    let b = block(&pool, &device, 64 * MIB);
+    assert!(!(a.address..a.address + a.size).contains(&b.address));
+    if !NO_GRACE {
+        let c = block(&pool, &device, (5 << 30) - MIB);
+        assert_eq!(c.address, a.address);
+    }
+    pool.validate().unwrap();
+}
+
+/// What the program may count as free changes only with its own calls.
+#[test]
+fn free_memory_moves_only_with_the_programs_calls() {
+    let device = Model::new(1 << 34);
+    let pool = Pool::new(policy(u64::MAX));
+    let a = block(&pool, &device, 20 * MIB);
+    device.submit(a.address, a.requested);
+    let before = pool.usage().unowned;
+    assert!(pool.free(&device, a.address));
+    let after = pool.usage().unowned;
+    assert_eq!(after - before, pool.usage().reserved);
+    device.finish(1);
+    pool.complete_all(&device);
+    assert_eq!(pool.usage().unowned, after);
+}
+
+/// The same calls give the same addresses.
+#[test]
+fn placement_is_deterministic() {
+    let addresses = || {
+        let device = Model::new(1 << 34);
+        let pool = Pool::new(policy(u64::MAX));
+        let mut live = std::collections::VecDeque::new();
+        let mut all = Vec::new();
+        let mut seed = 7u64;
+        for _ in 0..2000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let b = block(&pool, &device, (seed >> 33) % (4 * MIB) + 1);
+            all.push(b.address);
+            live.push_back(b);
+            if live.len() > 50 {
+                let old = live.pop_front().unwrap();
+                assert!(pool.free(&device, old.address));
+            }
+        }
+        all
+    };
+    assert_eq!(addresses(), addresses());
+}
