@@ -1,0 +1,371 @@
+//! The contexts of the process, each with its pool.
+//!
+//! Contexts are told apart by their id (`cuCtxGetId`), never by handle alone:
+//! a handle comes again after its context is gone. What is known about a
+//! handle is forgotten when the hooks see the context end.
+
+use super::abi::{CUcontext, CUdevice, SUCCESS};
+use super::capture::{self, Relaxed};
+use super::driver::real;
+use super::fence::Fences;
+use crate::config::{Config, Inflight};
+use crate::pool::segment_map::SegmentMap;
+use crate::pool::{Policy, Pool};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
+
+/// Where a context stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// Its pool serves.
+    Serving = 0,
+    /// It is not ours to serve (made in a way that was not seen): calls pass.
+    Aside = 1,
+    /// A call is under way that may end it: nothing is served meanwhile.
+    Closing = 2,
+    /// It has ended.
+    Gone = 3,
+}
+
+/// A context and its pool. Never freed, so that a pointer to it can stand in
+/// lock-free tables; what it holds is dropped when it ends.
+pub struct Context {
+    /// The driver's id, unique in the process; handle where it has none.
+    pub id: u64,
+    /// How many contexts were known before it: no two pools share it.
+    pub ordinal: u64,
+    /// The handle, valid until the context ends.
+    pub handle: CUcontext,
+    /// Ordinal of its device.
+    pub device: CUdevice,
+    /// Memory of the device in bytes.
+    pub total: u64,
+    /// Its pool.
+    pub pool: Pool,
+    /// Fences of the pool, and spare events of this context.
+    pub(super) fences: Fences,
+    primary: bool,
+    status: AtomicU8,
+    /// Calls under way that may end it.
+    closing: AtomicU32,
+    preallocated: AtomicBool,
+}
+
+/// Whose segment an address lies in, for all pools.
+pub static SEGMENTS: SegmentMap<Context> = SegmentMap::new();
+
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry { contexts: Vec::new(), ended: Vec::new(), green: Vec::new() });
+/// Grows whenever what is known about a handle may have changed.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+static CONFIG: OnceLock<&'static Config> = OnceLock::new();
+
+struct Registry {
+    /// Contexts that have not ended.
+    contexts: Vec<&'static Context>,
+    /// Those that have, for the statistics.
+    ended: Vec<&'static Context>,
+    /// Handles made from green contexts, and their device.
+    green: Vec<(CUcontext, CUdevice)>,
+}
+
+/// Sets the options that new pools get. Once, before any other call here.
+pub fn configure(config: &'static Config) {
+    let _ = CONFIG.set(config);
+}
+
+fn read() -> RwLockReadGuard<'static, Registry> {
+    REGISTRY.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn changed(change: impl FnOnce(&mut Registry)) {
+    change(&mut REGISTRY.write().unwrap_or_else(PoisonError::into_inner));
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
+impl Context {
+    /// Where it stands.
+    #[inline]
+    pub fn status(&self) -> Status {
+        match self.status.load(Ordering::Acquire) {
+            3 => Status::Gone,
+            _ if self.closing.load(Ordering::Acquire) != 0 => Status::Closing,
+            0 => Status::Serving,
+            _ => Status::Aside,
+        }
+    }
+
+    /// Whether its pool may serve a request now.
+    #[inline]
+    pub fn serves(&self) -> bool {
+        self.status() == Status::Serving && !self.pool.is_lost()
+    }
+
+    /// GPUPOOL_PREALLOC, at the first use of the context's pool.
+    pub fn preallocate_once(&'static self) {
+        if self.preallocated.load(Ordering::Relaxed) || self.preallocated.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Some(config) = CONFIG.get() else { return };
+        let wanted = config.prealloc.of(self.total);
+        if wanted > 0 {
+            let taken = self.pool.preallocate(&self, wanted);
+            if taken < wanted {
+                log::warn!("GPUPOOL_PREALLOC: device {} gave {taken} of {wanted} bytes", self.device);
+            }
+        }
+    }
+}
+
+/// The calling thread's context, if it has one that is known.
+#[inline]
+pub fn current() -> Option<&'static Context> {
+    thread_local! {
+        /// What the last look-up in this thread found, and in which generation.
+        static LAST: Cell<(u64, CUcontext, Option<&'static Context>)> = const { Cell::new((0, 0, None)) };
+    }
+    let mut handle: CUcontext = 0;
+    // SAFETY: `handle` is valid for a write.
+    if unsafe { real::cuCtxGetCurrent(&raw mut handle) } != SUCCESS || handle == 0 {
+        return None;
+    }
+    let generation = GENERATION.load(Ordering::Acquire);
+    let last = LAST.with(Cell::get);
+    if (last.0, last.1) == (generation, handle) {
+        return last.2;
+    }
+    let found = find(handle).or_else(|| discover(handle, false));
+    // The generation from before the look-up: a change meanwhile shows next time.
+    LAST.with(|cell| cell.set((generation, handle, found)));
+    found
+}
+
+fn find(handle: CUcontext) -> Option<&'static Context> {
+    let registry = read();
+    let by_handle = registry.contexts.iter().find(|context| context.handle == handle).copied();
+    by_handle.or_else(|| {
+        // A green context counts as its device's primary one.
+        let (_, device) = registry.green.iter().find(|green| green.0 == handle)?;
+        registry.contexts.iter().find(|context| context.primary && context.device == *device).copied()
+    })
+}
+
+/// Registers the context behind `handle`, which is current. `created`: a call
+/// that makes ordinary contexts has just returned it.
+fn discover(handle: CUcontext, created: bool) -> Option<&'static Context> {
+    let mut device: CUdevice = 0;
+    // SAFETY: `device` is valid for a write.
+    if unsafe { real::cuCtxGetDevice(&raw mut device) } != SUCCESS {
+        return None;
+    }
+    if created {
+        return register(handle, device, false, Status::Serving);
+    }
+    if primary_of(device) == Some(handle) {
+        return register(handle, device, true, Status::Serving);
+    }
+    if read().green.iter().any(|green| green.0 == handle) {
+        // Made from a green context before anybody used the primary one.
+        discover_primaries();
+        return find(handle);
+    }
+    // Neither primary nor seen being made: how fences cover it is not known.
+    let id = id_of(handle);
+    log::warn!("a context of unknown kind on device {device} is used (id {id}): its calls are left to the driver");
+    register(handle, device, false, Status::Aside)
+}
+
+fn id_of(handle: CUcontext) -> u64 {
+    let mut id = 0;
+    // SAFETY: `id` is valid for a write; the driver checks the handle.
+    match unsafe { real::cuCtxGetId(handle, &raw mut id) } {
+        SUCCESS => id,
+        _ => handle as u64,
+    }
+}
+
+/// The handle of the device's primary context, if that is active.
+fn primary_of(device: CUdevice) -> Option<CUcontext> {
+    let (mut flags, mut active) = (0, 0);
+    let mut handle: CUcontext = 0;
+    // SAFETY: all arguments are valid for writes. Retaining an active primary
+    // context and releasing it again changes only its count.
+    unsafe {
+        if real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) != SUCCESS || active == 0 {
+            return None;
+        }
+        if real::cuDevicePrimaryCtxRetain(&raw mut handle, device) != SUCCESS {
+            return None;
+        }
+        real::cuDevicePrimaryCtxRelease_v2(device);
+    }
+    Some(handle)
+}
+
+fn register(handle: CUcontext, device: CUdevice, primary: bool, status: Status) -> Option<&'static Context> {
+    let config = CONFIG.get()?;
+    let mut total = 0usize;
+    // SAFETY: `total` is valid for a write.
+    unsafe { real::cuDeviceTotalMem_v2(&raw mut total, device) };
+    let total = total as u64;
+    let policy = Policy {
+        max: config.max.of(total),
+        inflight: match &config.inflight {
+            Inflight::Auto => Policy::auto_inflight(total),
+            Inflight::Limit(size) => size.of(total),
+        },
+        wait: config.wait,
+    };
+    let id = id_of(handle);
+    let mut result = None;
+    changed(|registry| {
+        // Another thread may have been faster.
+        if let Some(known) = registry.contexts.iter().find(|context| context.handle == handle) {
+            result = Some(*known);
+            return;
+        }
+        let context: &'static Context = Box::leak(Box::new(Context {
+            id,
+            ordinal: (registry.contexts.len() + registry.ended.len()) as u64,
+            handle,
+            device,
+            total,
+            pool: Pool::new(policy),
+            fences: Fences::default(),
+            primary,
+            status: AtomicU8::new(status as u8),
+            closing: AtomicU32::new(0),
+            preallocated: AtomicBool::new(false),
+        }));
+        registry.contexts.push(context);
+        result = Some(context);
+    });
+    log::debug!("context {id:#x} on device {device}: {status:?}, primary {primary}, {policy:?}");
+    result
+}
+
+/// A call that makes an ordinary context returned `handle`.
+pub fn created(handle: CUcontext) {
+    let mut current: CUcontext = 0;
+    // SAFETY: `current` is valid for a write.
+    if unsafe { real::cuCtxGetCurrent(&raw mut current) } == SUCCESS && current == handle {
+        discover(handle, true);
+    }
+}
+
+/// `cuCtxFromGreenCtx` returned `handle`.
+pub fn green(handle: CUcontext) {
+    let Some(_entered) = Entered::enter(handle) else { return };
+    let mut device: CUdevice = 0;
+    // SAFETY: `device` is valid for a write.
+    if unsafe { real::cuCtxGetDevice(&raw mut device) } == SUCCESS {
+        changed(|registry| {
+            if !registry.green.iter().any(|green| green.0 == handle) {
+                registry.green.push((handle, device));
+            }
+        });
+    }
+}
+
+/// Registers the primary contexts that are active and not yet known: a kernel
+/// of theirs can read this process's memory, so fences have to cover them.
+pub fn discover_primaries() {
+    let mut count = 0;
+    // SAFETY: `count` is valid for a write.
+    if unsafe { real::cuDeviceGetCount(&raw mut count) } != SUCCESS {
+        return;
+    }
+    for device in 0..count {
+        if read().contexts.iter().any(|context| context.primary && context.device == device) {
+            continue;
+        }
+        if let Some(handle) = primary_of(device) {
+            register(handle, device, true, Status::Serving);
+        }
+    }
+}
+
+/// All contexts that have not ended.
+pub fn all() -> Vec<&'static Context> {
+    read().contexts.clone()
+}
+
+/// All contexts that were ever known, for the statistics.
+pub fn ever() -> Vec<&'static Context> {
+    let registry = read();
+    registry.contexts.iter().chain(&registry.ended).copied().collect()
+}
+
+/// The device's primary context, if it is known.
+pub fn primary(device: CUdevice) -> Option<&'static Context> {
+    read().contexts.iter().find(|context| context.primary && context.device == device).copied()
+}
+
+/// The known context behind `handle`.
+pub fn by_handle(handle: CUcontext) -> Option<&'static Context> {
+    read().contexts.iter().find(|context| context.handle == handle).copied()
+}
+
+/// Runs a call that may end `context`; `ended` looks at the result. While it
+/// runs, nothing is served from the pool and no fence can complete; if the
+/// context has ended, its pool is dropped without touching the driver, and
+/// every pointer from before is foreign.
+pub fn closing<R>(context: Option<&'static Context>, call: impl FnOnce() -> R, ended: impl FnOnce(&R) -> bool) -> R {
+    let Some(context) = context else { return call() };
+    context.closing.fetch_add(1, Ordering::AcqRel);
+    let result = call();
+    if ended(&result) && context.status.swap(Status::Gone as u8, Ordering::AcqRel) != Status::Gone as u8 {
+        for (base, size) in context.pool.abandon() {
+            SEGMENTS.remove(base, size, context);
+        }
+        context.fences.forget();
+        capture::context_gone(context.handle);
+        changed(|registry| {
+            registry.contexts.retain(|known| !std::ptr::eq(*known, context));
+            registry.ended.push(context);
+        });
+    }
+    context.closing.fetch_sub(1, Ordering::AcqRel);
+    result
+}
+
+/// Whether the device's primary context is active.
+pub fn primary_is_active(device: CUdevice) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both are valid for writes.
+    unsafe { real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) == SUCCESS && active != 0 }
+}
+
+/// While this lives, a context is current in this thread and the thread's
+/// capture mode is relaxed.
+pub struct Entered {
+    pushed: bool,
+    _relaxed: Relaxed,
+}
+
+impl Entered {
+    /// Makes `handle` current. `None` if the driver refuses.
+    pub fn enter(handle: CUcontext) -> Option<Self> {
+        let relaxed = Relaxed::enter();
+        let mut current: CUcontext = 0;
+        // SAFETY: `current` is valid for a write; the driver checks `handle`.
+        unsafe {
+            let known = real::cuCtxGetCurrent(&raw mut current) == SUCCESS && current == handle;
+            if !known && real::cuCtxPushCurrent_v2(handle) != SUCCESS {
+                return None;
+            }
+            Some(Self { pushed: !known, _relaxed: relaxed })
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped: CUcontext = 0;
+            // SAFETY: `popped` is valid for a write; we pop what we pushed.
+            unsafe { real::cuCtxPopCurrent_v2(&raw mut popped) };
+        }
+    }
+}

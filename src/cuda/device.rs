@@ -1,0 +1,116 @@
+//! The driver as the pool's [`Device`].
+
+use super::abi::{CUdeviceptr, OUT_OF_MEMORY, SUCCESS};
+use super::capture::Relaxed;
+use super::context::{Context, Entered, SEGMENTS};
+use super::driver::real;
+use crate::pool::device::{Device, Passed, Recorded, Refusal};
+use crate::pool::size_class::PAGE;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Calls that the library itself makes of the driver's allocator, for the
+/// statistics.
+pub static CALLS: Calls = Calls {
+    allocs: AtomicU64::new(0),
+    frees: AtomicU64::new(0),
+    fence_records: AtomicU64::new(0),
+    fence_queries: AtomicU64::new(0),
+};
+
+/// See [`CALLS`].
+#[derive(Debug)]
+pub struct Calls {
+    /// Allocations asked of the driver, also those that it refused.
+    pub allocs: AtomicU64,
+    /// Frees asked of the driver.
+    pub frees: AtomicU64,
+    /// Fences recorded.
+    pub fence_records: AtomicU64,
+    /// Fences asked for.
+    pub fence_queries: AtomicU64,
+}
+
+/// The share of a device that growth leaves to the driver, which needs memory
+/// of its own at launches: 1%, at least 128 MiB.
+#[must_use]
+pub fn reserved_share(total: u64) -> u64 {
+    (total / 100).max(128 << 20)
+}
+
+impl Device for &'static Context {
+    fn reserve(&self, bytes: u64) -> Result<u64, Refusal> {
+        let _entered = Entered::enter(self.handle).ok_or(Refusal::Lost)?;
+        let mut address: CUdeviceptr = 0;
+        CALLS.allocs.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: `address` is valid for a write, and the context is current.
+        let result = unsafe { real::cuMemAlloc_v2(&raw mut address, bytes as usize) };
+        match result {
+            SUCCESS => {}
+            OUT_OF_MEMORY => return Err(Refusal::OutOfMemory),
+            other => {
+                log::debug!("cuMemAlloc of a segment: error {other} in context {:#x}", self.id);
+                return Err(Refusal::Lost);
+            }
+        }
+        // Entered before any block of it is published, so that a free of one
+        // always finds its owner.
+        if address.is_multiple_of(PAGE) && SEGMENTS.insert(address, bytes, self) {
+            return Ok(address);
+        }
+        log::warn!("the driver gave a segment at {address:#x}, which the pool cannot use");
+        // SAFETY: the address was just allocated and is known to nobody else.
+        unsafe { real::cuMemFree_v2(address) };
+        Err(Refusal::OutOfMemory)
+    }
+
+    fn release(&self, address: u64, bytes: u64) {
+        // Owners go first: the driver may give the addresses to anybody.
+        SEGMENTS.remove(address, bytes, self);
+        let _relaxed = Relaxed::enter();
+        CALLS.frees.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the segment came from cuMemAlloc, is empty, and its grace is
+        // complete; cuMemFree needs no current context.
+        let result = unsafe { real::cuMemFree_v2(address) };
+        if result != SUCCESS {
+            log::debug!("cuMemFree of a segment: error {result} in context {:#x}", self.id);
+        }
+    }
+
+    fn record(&self, slot: usize) -> Recorded {
+        let recorded = self.record_fence(slot);
+        if recorded == Recorded::Yes {
+            CALLS.fence_records.fetch_add(1, Ordering::Relaxed);
+        }
+        recorded
+    }
+
+    fn record_waits(&self) -> bool {
+        !super::driver::has_context_events()
+    }
+
+    fn passed(&self, slot: usize) -> Passed {
+        CALLS.fence_queries.fetch_add(1, Ordering::Relaxed);
+        self.fence_passed(slot)
+    }
+
+    fn headroom(&self) -> u64 {
+        let Some(_entered) = Entered::enter(self.handle) else { return 0 };
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: both are valid for writes, and the context is current.
+        match unsafe { real::cuMemGetInfo_v2(&raw mut free, &raw mut total) } {
+            SUCCESS => (free as u64).saturating_sub(reserved_share(total as u64)),
+            _ => 0,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed()
+    }
+
+    fn pause(&self, round: u32) {
+        crate::pool::pause(round);
+    }
+}

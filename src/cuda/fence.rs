@@ -1,0 +1,233 @@
+//! Fences over all contexts of the process: a set of events, one per context.
+//!
+//! `cuCtxRecordEvent` captures everything submitted to a context so far, on
+//! blocking, non-blocking, per-thread and green-context streams, and holds
+//! nothing back (measured on an H200, driver 580.159; 0.2 µs with 8 busy
+//! streams). A kernel of one context can use the memory of another (peer
+//! access), so a fence covers every context that is known.
+
+use super::abi::{CUevent, EVENT_DISABLE_TIMING, NOT_READY, SUCCESS};
+use super::capture::{self, NoCapture, Relaxed};
+use super::context::{self, Context, Entered, Status};
+use super::driver::{has_context_events, real};
+use crate::pool::device::{Passed, Recorded, SLOTS};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The recorded fences of a pool, and the spare events of its context.
+#[derive(Default)]
+pub struct Fences {
+    slots: Mutex<[Vec<(&'static Context, CUevent)>; SLOTS]>,
+    spare: Mutex<Vec<CUevent>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fences {
+    /// The context has ended, and its events with it.
+    pub fn forget(&self) {
+        lock(&self.spare).clear();
+    }
+}
+
+/// Why an event could not be recorded.
+enum Failed {
+    /// A capture of which nothing was known is open.
+    Capture,
+    /// The context is on its way out.
+    Closing,
+    /// Anything else: the context is lost.
+    Lost,
+}
+
+impl Context {
+    /// An event of this context that is not pending.
+    fn take_event(&self) -> Option<CUevent> {
+        if let Some(event) = lock(&self.fences.spare).pop() {
+            return Some(event);
+        }
+        let _entered = Entered::enter(self.handle)?;
+        let mut event: CUevent = 0;
+        // SAFETY: `event` is valid for a write, and the context is current.
+        (unsafe { real::cuEventCreate(&raw mut event, EVENT_DISABLE_TIMING) } == SUCCESS).then_some(event)
+    }
+
+    /// Gives back an event that was seen to have passed, or never recorded.
+    fn put_event(&self, event: CUevent) {
+        lock(&self.fences.spare).push(event);
+    }
+
+    /// Records an event over everything submitted to this context so far.
+    fn record_event(&self, _gate: &NoCapture) -> Result<CUevent, Failed> {
+        if matches!(self.status(), Status::Closing | Status::Gone) {
+            return Err(Failed::Closing);
+        }
+        let failed = |result| match self.status() {
+            Status::Closing | Status::Gone => Failed::Closing,
+            _ if capture::says_capture(result) => Failed::Capture,
+            _ => Failed::Lost,
+        };
+        let Some(event) = self.take_event() else { return Err(failed(0)) };
+        // SAFETY: the context was known a moment ago, and the event is its
+        // own and not pending; for a context that has just ended the driver
+        // answers with an error.
+        match unsafe { real::cuCtxRecordEvent(self.handle, event) } {
+            SUCCESS => Ok(event),
+            result => {
+                log::debug!("cuCtxRecordEvent: error {result} in context {:#x}", self.id);
+                discard(event);
+                Err(failed(result))
+            }
+        }
+    }
+
+    /// [`crate::pool::Device::record`].
+    pub(super) fn record_fence(&self, slot: usize) -> Recorded {
+        let Some(gate) = capture::try_no_capture() else { return Recorded::NotNow };
+        context::discover_primaries();
+        if !has_context_events() {
+            return self.synchronize_all(&gate);
+        }
+        let mut events = Vec::new();
+        for context in context::all() {
+            match context.record_event(&gate) {
+                Ok(event) => events.push((context, event)),
+                Err(failed) => {
+                    for (_, event) in events {
+                        discard(event);
+                    }
+                    return match failed {
+                        Failed::Lost => Recorded::Lost,
+                        Failed::Capture | Failed::Closing => Recorded::NotNow,
+                    };
+                }
+            }
+        }
+        lock(&self.fences.slots)[slot] = events;
+        Recorded::Yes
+    }
+
+    /// [`crate::pool::Device::passed`].
+    pub(super) fn fence_passed(&self, slot: usize) -> Passed {
+        let mut slots = lock(&self.fences.slots);
+        if slots[slot].is_empty() {
+            return Passed::Yes;
+        }
+        // With the gate no capture can be broken by the query; where another
+        // thread holds it, relaxed mode does.
+        let gate = capture::try_no_capture();
+        let _relaxed = gate.is_none().then(Relaxed::enter);
+        while let Some(&(context, event)) = slots[slot].last() {
+            match query(context, event) {
+                Passed::Yes => {
+                    slots[slot].pop();
+                }
+                other => return other,
+            }
+        }
+        Passed::Yes
+    }
+
+    /// For drivers without context-wide events: waits for all work of every
+    /// context. Called in frees only, which natively wait for the same.
+    fn synchronize_all(&self, _gate: &NoCapture) -> Recorded {
+        for context in context::all() {
+            if matches!(context.status(), Status::Closing | Status::Gone) {
+                return Recorded::NotNow;
+            }
+            let Some(_entered) = Entered::enter(context.handle) else { return Recorded::Lost };
+            // SAFETY: no arguments; the context is current, and the gate keeps
+            // captures away, which this call would break.
+            match unsafe { real::cuCtxSynchronize() } {
+                SUCCESS => {}
+                result if capture::says_capture(result) => return Recorded::NotNow,
+                _ => return Recorded::Lost,
+            }
+        }
+        Recorded::Yes
+    }
+
+    /// Returns when all work submitted so far to this context is done, as a
+    /// native free does, without holding up other threads' launches. Not
+    /// bounded, as natively. Does nothing while a capture is open.
+    pub fn wait_for_earlier_work(&self) {
+        let event = {
+            let Some(gate) = capture::no_capture() else { return };
+            if !has_context_events() {
+                self.synchronize_all(&gate);
+                return;
+            }
+            match self.record_event(&gate) {
+                Ok(event) => event,
+                Err(_) => return,
+            }
+        };
+        for round in 0.. {
+            let _relaxed = Relaxed::enter();
+            match query_here(self, event) {
+                Passed::NotYet => crate::pool::pause(round),
+                Passed::Yes => return,
+                Passed::Lost => {
+                    self.pool.set_lost();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes all later work of this context wait for all earlier work, on the
+    /// device; the CPU does not wait. Does nothing while a capture is open.
+    /// Costs about 1 µs of GPU time; streams do not overlap across it.
+    pub fn order_later_work(&self) {
+        let Some(gate) = capture::no_capture() else { return };
+        if !has_context_events() {
+            self.synchronize_all(&gate);
+            return;
+        }
+        let Ok(event) = self.record_event(&gate) else { return };
+        // SAFETY: the event was just recorded in this context. The wait takes
+        // what the event stands for now, so that it may be destroyed at once.
+        let result = unsafe { real::cuCtxWaitEvent(self.handle, event) };
+        if result != SUCCESS {
+            log::debug!("cuCtxWaitEvent: error {result} in context {:#x}", self.id);
+        }
+        discard(event);
+    }
+}
+
+/// Looks at one event; gives it back to its context when it has passed.
+fn query(context: &Context, event: CUevent) -> Passed {
+    match context.status() {
+        // All work of a context that has ended is over.
+        Status::Gone => return Passed::Yes,
+        Status::Closing => return Passed::NotYet,
+        Status::Serving | Status::Aside => {}
+    }
+    query_here(context, event)
+}
+
+fn query_here(context: &Context, event: CUevent) -> Passed {
+    // SAFETY: the event belongs to the context; for one that has just ended
+    // the driver answers with an error.
+    match unsafe { real::cuEventQuery(event) } {
+        SUCCESS => {
+            context.put_event(event);
+            Passed::Yes
+        }
+        NOT_READY => Passed::NotYet,
+        _ if context.status() == Status::Gone => Passed::Yes,
+        _ if context.status() == Status::Closing => Passed::NotYet,
+        result => {
+            log::debug!("cuEventQuery: error {result} in context {:#x}", context.id);
+            Passed::Lost
+        }
+    }
+}
+
+/// Destroys an event that may be pending: the driver frees it when it is not.
+fn discard(event: CUevent) {
+    let _relaxed = Relaxed::enter();
+    // SAFETY: the event is ours and nobody else knows it.
+    unsafe { real::cuEventDestroy_v2(event) };
+}

@@ -1,0 +1,12 @@
+//! The only code that calls CUDA: the driver's functions, its contexts, and
+//! what the pool needs of them.
+
+pub mod abi;
+pub mod capture;
+pub mod context;
+pub mod device;
+pub mod driver;
+pub mod fence;
+pub mod fill;
+
+pub use context::{Context, SEGMENTS};

@@ -1,0 +1,218 @@
+//! Calls through which a program sees a pooled block: what they answer is
+//! about the block, as if it were an allocation of its own.
+//!
+//! An address in a segment that belongs to no live block is natively no
+//! allocation: the driver is asked about one that never is.
+
+use crate::cuda::abi::{
+    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_IS_LEGACY_IPC_CAPABLE, ATTRIBUTE_P2P_TOKENS,
+    ATTRIBUTE_RANGE_SIZE, ATTRIBUTE_RANGE_START_ADDR, ATTRIBUTE_SYNC_MEMOPS, CUdeviceptr, CUresult, NOT_SUPPORTED,
+    SUCCESS,
+};
+use crate::cuda::context::{self, Context};
+use crate::cuda::driver::{NEVER_VALID, real};
+use crate::cuda::SEGMENTS;
+use crate::pool::BlockInfo;
+use crate::process::{self, State, shielded};
+use std::ffi::c_void;
+
+/// Whose address it is.
+enum Whose {
+    /// The driver's to answer for.
+    Foreign,
+    /// In this live block.
+    Block(&'static Context, BlockInfo),
+    /// In a segment, but in no live block.
+    Nobody,
+}
+
+fn whose(address: CUdeviceptr) -> Whose {
+    let Some(owner) = SEGMENTS.get(address) else { return Whose::Foreign };
+    if process::state() != State::Pool {
+        return Whose::Foreign;
+    }
+    match shielded(|| owner.pool.containing(address)) {
+        Some(Some(block)) => Whose::Block(owner, block),
+        Some(None) => Whose::Nobody,
+        None => Whose::Foreign,
+    }
+}
+
+/// cuMemGetInfo: what the program could have counts as free, so also the
+/// segments in which no block is live.
+pub unsafe fn memory_info(free: *mut usize, total: *mut usize) -> CUresult {
+    // SAFETY: the program's arguments as they came.
+    let result = unsafe { real::cuMemGetInfo_v2(free, total) };
+    if result != SUCCESS || free.is_null() || process::state() != State::Pool {
+        return result;
+    }
+    let ours = shielded(|| {
+        let here = context::current()?;
+        let same = |context: &&'static Context| context.device == here.device && context.serves();
+        Some(context::all().into_iter().filter(same).map(|context| context.pool.unowned()).sum::<u64>())
+    });
+    if let Some(Some(bytes)) = ours {
+        // SAFETY: the successful call has just written it.
+        unsafe { free.write_unaligned(free.read_unaligned() + bytes as usize) };
+    }
+    result
+}
+
+/// cuMemGetAddressRange.
+pub unsafe fn address_range(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) -> CUresult {
+    let (ask, block) = match whose(address) {
+        Whose::Foreign => (address, None),
+        Whose::Nobody => (NEVER_VALID, None),
+        Whose::Block(_, block) => (address, Some(block)),
+    };
+    // SAFETY: the program's arguments, but for the address.
+    let result = unsafe { real::cuMemGetAddressRange_v2(base, size, ask) };
+    if let Some(block) = block.filter(|_| result == SUCCESS) {
+        // SAFETY: the successful call has just written those that are not null.
+        unsafe {
+            if !base.is_null() {
+                base.write_unaligned(block.address);
+            }
+            if !size.is_null() {
+                size.write_unaligned(block.requested as usize);
+            }
+        }
+    }
+    result
+}
+
+/// The BUFFER_ID of a block: never one of the driver's (which count from 1),
+/// and another for each allocation.
+fn buffer_id(owner: &Context, block: &BlockInfo) -> u64 {
+    (1 << 62) | (owner.ordinal << 44) | block.id
+}
+
+/// Corrects what the driver wrote to `data` about the segment.
+///
+/// # Safety
+/// `data` is valid for a value of `attribute`.
+unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &BlockInfo) {
+    if data.is_null() {
+        return;
+    }
+    // SAFETY: the caller's; sizes are those of the documented types.
+    unsafe {
+        match attribute {
+            ATTRIBUTE_RANGE_START_ADDR => data.cast::<u64>().write_unaligned(block.address),
+            ATTRIBUTE_RANGE_SIZE => data.cast::<usize>().write_unaligned(block.requested as usize),
+            ATTRIBUTE_BUFFER_ID => data.cast::<u64>().write_unaligned(buffer_id(owner, block)),
+            ATTRIBUTE_SYNC_MEMOPS => data.cast::<u32>().write_unaligned(u32::from(block.sync_memops)),
+            // Exports by IPC handle are refused in this version.
+            ATTRIBUTE_IS_LEGACY_IPC_CAPABLE => data.cast::<u8>().write_unaligned(0),
+            // Another device may read the block from now on.
+            ATTRIBUTE_P2P_TOKENS => owner.pool.retire(block.address),
+            _ => {}
+        }
+    }
+}
+
+/// cuPointerGetAttribute.
+pub unsafe fn attribute(data: *mut c_void, attribute: i32, address: CUdeviceptr) -> CUresult {
+    let whose = whose(address);
+    let ask = if matches!(whose, Whose::Nobody) { NEVER_VALID } else { address };
+    // SAFETY: the program's arguments, but for the address.
+    let result = unsafe { real::cuPointerGetAttribute(data, attribute, ask) };
+    if let (Whose::Block(owner, block), SUCCESS) = (whose, result) {
+        // SAFETY: the successful call has just written the attribute there.
+        shielded(|| unsafe { correct(data, attribute, owner, &block) });
+    }
+    result
+}
+
+/// cuPointerGetAttributes: succeeds also for pointers that are no allocation.
+pub unsafe fn attributes(count: u32, attributes: *mut i32, data: *mut *mut c_void, address: CUdeviceptr) -> CUresult {
+    let whose = whose(address);
+    let ask = if matches!(whose, Whose::Nobody) { NEVER_VALID } else { address };
+    // SAFETY: the program's arguments, but for the address.
+    let result = unsafe { real::cuPointerGetAttributes(count, attributes, data, ask) };
+    if result != SUCCESS || matches!(whose, Whose::Foreign) {
+        return result;
+    }
+    for index in 0..count as usize {
+        // SAFETY: the successful call has just read `count` attributes and
+        // written as many values.
+        unsafe {
+            let (attribute, place) = (attributes.add(index).read_unaligned(), data.add(index).read_unaligned());
+            match &whose {
+                Whose::Block(owner, block) => {
+                    shielded(|| correct(place, attribute, owner, block));
+                }
+                // Where the driver repeats the address, it is the asked one.
+                _ => {
+                    let repeats = attribute == ATTRIBUTE_HOST_POINTER
+                        && !place.is_null()
+                        && place.cast::<u64>().read_unaligned() == NEVER_VALID;
+                    if repeats {
+                        place.cast::<u64>().write_unaligned(address);
+                    }
+                }
+            }
+        }
+    }
+    result
+}
+
+/// cuPointerSetAttribute: SYNC_MEMOPS is the block's, while the driver keeps
+/// it for the segment. So the segment takes no new blocks, and the attribute
+/// goes when the segment does.
+pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdeviceptr) -> CUresult {
+    let whose = whose(address);
+    let ask = if matches!(whose, Whose::Nobody) { NEVER_VALID } else { address };
+    // SAFETY: the program's arguments, but for the address.
+    let result = unsafe { real::cuPointerSetAttribute(data, attribute, ask) };
+    if let (Whose::Block(owner, block), SUCCESS, ATTRIBUTE_SYNC_MEMOPS) = (whose, result, attribute) {
+        // SAFETY: the successful call has just read the value there.
+        let on = unsafe { data.cast::<u32>().read_unaligned() } != 0;
+        shielded(|| {
+            owner.pool.retire(block.address);
+            owner.pool.set_sync_memops(block.address, on);
+        });
+    }
+    result
+}
+
+/// cuIpcGetMemHandle: refused for a pooled block, as its handle would open
+/// the whole segment.
+pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult {
+    match whose(address) {
+        // SAFETY: the program's arguments as they came.
+        Whose::Foreign => unsafe { real::cuIpcGetMemHandle(handle, address) },
+        // SAFETY: the program's arguments, but for the address.
+        Whose::Nobody => unsafe { real::cuIpcGetMemHandle(handle, NEVER_VALID) },
+        Whose::Block(_, block) => {
+            log::warn!(
+                "cuIpcGetMemHandle of a pooled block ({:#x}, {} bytes) is refused: this version cannot export \
+                 pooled memory; run this process with GPUPOOL_MODE=off",
+                block.address,
+                block.requested
+            );
+            NOT_SUPPORTED
+        }
+    }
+}
+
+/// cuMemGetHandleForAddressRange (dma-buf): the block counts as exported; its
+/// segment takes no new blocks, so that the memory is not reissued.
+pub unsafe fn range_handle(handle: *mut c_void, address: CUdeviceptr, size: usize, kind: i32, flags: u64) -> CUresult {
+    let ask = match whose(address) {
+        Whose::Foreign => address,
+        Whose::Nobody => NEVER_VALID,
+        Whose::Block(owner, block) => {
+            // Natively a range that leaves the allocation is an error.
+            let end = address.checked_add(size as u64);
+            if end.is_some_and(|end| end <= block.address + block.requested) {
+                shielded(|| owner.pool.retire(block.address));
+                address
+            } else {
+                NEVER_VALID
+            }
+        }
+    };
+    // SAFETY: the program's arguments, but for the address.
+    unsafe { real::cuMemGetHandleForAddressRange(handle, ask, size, kind, flags) }
+}

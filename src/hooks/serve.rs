@@ -1,0 +1,283 @@
+//! What a hooked call does: allocation, free, and the calls that begin and end
+//! contexts and captures. The order is always the same: what is the library to
+//! this process, whose memory or context is it, what does the pool say; and
+//! where the answer is "not ours", the real call, with the program's arguments.
+
+use crate::config::{Fill, FreePolicy};
+use crate::cuda::abi::{CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::context::{self, Context, Status};
+use crate::cuda::driver::{NEVER_VALID, real};
+use crate::cuda::{SEGMENTS, capture, fill};
+use crate::pool::{BlockInfo, Outcome};
+use crate::process::{self, FOREIGN_FREES, PASSED_ALLOCS, State, observe, shielded};
+use dashmap::DashMap;
+use once_cell::sync::Lazy;
+use std::sync::atomic::Ordering;
+
+/// A block of `bytes` from the pool of the calling thread's context. `None`:
+/// the driver shall answer, and nothing has happened.
+pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
+    let context = context::current()?;
+    // In a thread with a non-relaxed capture of its own a hit would bake a
+    // block into the graph that is later reissued; natively it is an error.
+    if bytes == 0 || !context.serves() || capture::own_thread_restricted() {
+        return None;
+    }
+    context.preallocate_once();
+    let Outcome::Block(block) = context.pool.alloc(&context, bytes as u64) else { return None };
+    filled(context, block).then_some(block.address)
+}
+
+/// GPUPOOL_FILL. False if it could not be done; the block then is given back.
+fn filled(context: &'static Context, block: BlockInfo) -> bool {
+    let config = process::config();
+    let value = match config.fill {
+        Fill::None => return true,
+        Fill::Zero => 0,
+        Fill::Poison => fill::POISON,
+    };
+    let done = fill::fill(context, block.address, block.size, value, config.wait);
+    if !done {
+        context.pool.free(&context, block.address);
+    }
+    done
+}
+
+/// cuMemAlloc.
+///
+/// # Safety
+/// `out` is the program's, as cuMemAlloc takes it; `call` is the real one.
+pub unsafe fn alloc(out: *mut CUdeviceptr, bytes: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+    match process::state() {
+        State::Pool if !out.is_null() => {
+            if let Some(address) = shielded(|| pooled(bytes)).flatten() {
+                // SAFETY: not null, and the program's to be written.
+                unsafe { out.write_unaligned(address) };
+                return SUCCESS;
+            }
+            PASSED_ALLOCS.fetch_add(1, Ordering::Relaxed);
+            call()
+        }
+        // SAFETY: as this function's.
+        State::Observe => unsafe { observe::alloc(out, bytes as u64, call) },
+        _ => call(),
+    }
+}
+
+/// Pitches that the driver gave, by (device, width, height, element size).
+static PITCHES: Lazy<DashMap<(CUdevice, usize, usize, u32), usize>> = Lazy::new(DashMap::new);
+
+/// cuMemAllocPitch: the first request of a shape is the driver's, and tells
+/// the pitch for the others.
+///
+/// # Safety
+/// As cuMemAllocPitch.
+pub unsafe fn alloc_pitch(out: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: u32) -> CUresult {
+    // SAFETY: the program's arguments as they came.
+    let call = || unsafe { real::cuMemAllocPitch_v2(out, pitch, width, height, element) };
+    if process::state() == State::Observe {
+        // SAFETY: as this function's.
+        return unsafe { observe::alloc(out, width.saturating_mul(height) as u64, call) };
+    }
+    if out.is_null() || pitch.is_null() || process::state() != State::Pool {
+        return call();
+    }
+    let key = shielded(|| context::current().map(|context| (context.device, width, height, element))).flatten();
+    if let Some(key) = key {
+        let known = shielded(|| PITCHES.get(&key).map(|pitch| *pitch)).flatten();
+        if let Some(known) = known {
+            let address = known.checked_mul(height).and_then(|bytes| shielded(|| pooled(bytes)).flatten());
+            if let Some(address) = address {
+                // SAFETY: neither is null, and both are the program's to be written.
+                unsafe {
+                    out.write_unaligned(address);
+                    pitch.write_unaligned(known);
+                }
+                return SUCCESS;
+            }
+        }
+    }
+    PASSED_ALLOCS.fetch_add(1, Ordering::Relaxed);
+    let result = call();
+    if let Some(key) = key.filter(|_| result == SUCCESS) {
+        // SAFETY: the successful call has just written it.
+        let learnt = unsafe { pitch.read_unaligned() };
+        shielded(|| PITCHES.insert(key, learnt));
+    }
+    result
+}
+
+/// What to do with a free of an address in one of our segments.
+enum Freed {
+    /// Done.
+    Yes,
+    /// Natively an error: ask the driver about an address that is none.
+    Error,
+}
+
+/// cuMemFree.
+pub fn free(address: CUdeviceptr, call: impl FnOnce(CUdeviceptr) -> CUresult) -> CUresult {
+    let Some(owner) = SEGMENTS.get(address) else {
+        return match process::state() {
+            State::Observe => observe::free(address, || call(address)),
+            State::Pool if address != 0 => {
+                FOREIGN_FREES.fetch_add(1, Ordering::Relaxed);
+                call(address)
+            }
+            _ => call(address),
+        };
+    };
+    match free_owned(owner, address) {
+        Freed::Yes => SUCCESS,
+        // The program's pointer does not go on: at the start of a segment it
+        // would free everybody's blocks.
+        Freed::Error => call(NEVER_VALID),
+    }
+}
+
+/// A free that succeeds at once, or `false` if there is anything else to do.
+pub fn free_fast(address: CUdeviceptr) -> bool {
+    match SEGMENTS.get(address) {
+        Some(owner) if process::state() == State::Pool && !capture::any_open() => {
+            matches!(free_owned(owner, address), Freed::Yes)
+        }
+        _ => false,
+    }
+}
+
+fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
+    if process::state() != State::Pool {
+        return Freed::Yes;
+    }
+    // After a fault of our own the memory is left to the system.
+    shielded(|| {
+        if owner.pool.is_lost() || owner.status() == Status::Gone || capture::own_thread_restricted() {
+            return Freed::Error;
+        }
+        let policy = process::config().free;
+        if policy == FreePolicy::Strict && owner.pool.begins_block(address) {
+            owner.wait_for_earlier_work();
+        }
+        if !owner.pool.free(&owner, address) {
+            return Freed::Error;
+        }
+        if policy == FreePolicy::Ordered {
+            owner.order_later_work();
+        }
+        Freed::Yes
+    })
+    .unwrap_or(Freed::Yes)
+}
+
+/// cuMemFreeAsync: a pooled block comes back at once, as its grace covers all
+/// that was submitted to the stream so far; later work of the stream must not
+/// use it, as natively.
+pub fn free_async(address: CUdeviceptr, stream: CUstream, call: impl FnOnce(CUdeviceptr) -> CUresult) -> CUresult {
+    let Some(owner) = SEGMENTS.get(address) else { return call(address) };
+    if process::state() != State::Pool {
+        return SUCCESS;
+    }
+    if owner.pool.is_lost() || owner.status() == Status::Gone {
+        return call(NEVER_VALID);
+    }
+    match capture::is_capturing(stream) {
+        Err(error) => error,
+        // A free of such memory cannot be captured.
+        Ok(true) => call(NEVER_VALID),
+        Ok(false) => match shielded(|| owner.pool.free(&owner, address)) {
+            Some(false) => call(NEVER_VALID),
+            Some(true) | None => SUCCESS,
+        },
+    }
+}
+
+/// An allocation of another kind: where the device is out of memory, the pool
+/// gives back what is idle, and the call is made once more.
+pub fn or_give_back(call: impl Fn() -> CUresult) -> CUresult {
+    let result = call();
+    if result != OUT_OF_MEMORY || process::state() != State::Pool || capture::own_thread_restricted() {
+        return result;
+    }
+    let given_back = shielded(|| {
+        let here = context::current().map(|context| context.device);
+        let same_device = |context: &&'static Context| Some(context.device) == here && context.serves();
+        context::all().into_iter().filter(same_device).map(|context| context.pool.trim(&context)).sum::<u64>()
+    });
+    match given_back {
+        Some(bytes) if bytes > 0 => {
+            log::info!("gave {bytes} bytes back for an allocation of another kind");
+            call()
+        }
+        _ => result,
+    }
+}
+
+/// cuInit.
+pub fn init(call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result == SUCCESS {
+        process::prepare_for_exit();
+    }
+    result
+}
+
+/// cuCtxCreate, all forms.
+///
+/// # Safety
+/// `out` is the program's, and `call` writes a handle to it if it succeeds.
+pub unsafe fn context_created(out: *mut CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result == SUCCESS && process::state() == State::Pool && !out.is_null() {
+        // SAFETY: the successful call has just written it.
+        let handle = unsafe { out.read_unaligned() };
+        shielded(|| context::created(handle));
+    }
+    result
+}
+
+/// cuCtxFromGreenCtx.
+///
+/// # Safety
+/// As [`context_created`].
+pub unsafe fn green_context(out: *mut CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result == SUCCESS && process::state() == State::Pool && !out.is_null() {
+        // SAFETY: the successful call has just written it.
+        let handle = unsafe { out.read_unaligned() };
+        shielded(|| context::green(handle));
+    }
+    result
+}
+
+/// cuCtxDestroy.
+pub fn context_destroyed(handle: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    let known = if process::state() == State::Pool { context::by_handle(handle) } else { None };
+    context::closing(known, call, |result| *result == SUCCESS)
+}
+
+/// cuDevicePrimaryCtxReset.
+pub fn primary_reset(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let known = if process::state() == State::Pool { context::primary(device) } else { None };
+    context::closing(known, call, |result| *result == SUCCESS)
+}
+
+/// cuDevicePrimaryCtxRelease: the last one ends the context.
+pub fn primary_released(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let known = if process::state() == State::Pool { context::primary(device) } else { None };
+    context::closing(known, call, |result| *result == SUCCESS && !context::primary_is_active(device))
+}
+
+/// cuStreamDestroy.
+pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    if process::state() == State::Pool { capture::stream_destroyed(stream, call) } else { call() }
+}
+
+/// cuStreamBeginCapture, all forms.
+pub fn capture_begun(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresult) -> CUresult {
+    if process::state() == State::Pool { capture::begin(stream, mode, call) } else { call() }
+}
+
+/// cuStreamEndCapture, all forms.
+pub fn capture_ended(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    if process::state() == State::Pool { capture::end(stream, call) } else { call() }
+}

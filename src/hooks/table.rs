@@ -1,0 +1,73 @@
+//! The hooked functions of the driver, one row each.
+
+use super::entry;
+use crate::cuda::driver::{Function, function};
+
+/// A row: whose entry point is patched, and where it leads.
+pub struct Row {
+    /// The driver's function.
+    pub function: &'static Function,
+    /// The replacement, of the same prototype.
+    pub hook: usize,
+    /// Without it pooling would not be safe: it could be given a pooled
+    /// pointer, end a context, or begin a capture unseen.
+    pub required: bool,
+}
+
+macro_rules! rows {
+    ($($need:ident $name:ident)*) => {
+        vec![$(Row {
+            function: &function::$name,
+            hook: entry::$name as *const () as usize,
+            required: matches!(stringify!($need).as_bytes(), b"required"),
+        }),*]
+    };
+}
+
+/// All rows. A function that the driver lacks is left out by the caller.
+pub fn rows() -> Vec<Row> {
+    rows! {
+        required cuInit
+
+        required cuMemAlloc_v2
+        optional cuMemAllocPitch_v2
+        required cuMemFree_v2
+        required cuMemFreeAsync
+        required cuMemFreeAsync_ptsz
+        required cuMemGetInfo_v2
+        required cuMemGetAddressRange_v2
+        required cuPointerGetAttribute
+        required cuPointerGetAttributes
+        required cuPointerSetAttribute
+        required cuIpcGetMemHandle
+        required cuMemGetHandleForAddressRange
+
+        optional cuMemAllocManaged
+        optional cuMemCreate
+        optional cuArrayCreate_v2
+        optional cuArray3DCreate_v2
+        optional cuMipmappedArrayCreate
+        optional cuMemAllocAsync
+        optional cuMemAllocAsync_ptsz
+        optional cuMemAllocFromPoolAsync
+        optional cuMemAllocFromPoolAsync_ptsz
+
+        required cuCtxCreate_v2
+        required cuCtxCreate_v3
+        required cuCtxCreate_v4
+        required cuCtxDestroy_v2
+        required cuCtxFromGreenCtx
+        required cuDevicePrimaryCtxRelease_v2
+        required cuDevicePrimaryCtxReset_v2
+
+        required cuStreamDestroy_v2
+        required cuStreamBeginCapture
+        required cuStreamBeginCapture_ptsz
+        required cuStreamBeginCapture_v2
+        required cuStreamBeginCapture_v2_ptsz
+        required cuStreamBeginCaptureToGraph
+        required cuStreamBeginCaptureToGraph_ptsz
+        required cuStreamEndCapture
+        required cuStreamEndCapture_ptsz
+    }
+}
