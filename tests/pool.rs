@@ -1,5 +1,7 @@
 //! The pool's logic on a model of a GPU.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
 mod model;
 
 use gpupool::pool::size_class::{GRANULE, PAGE, SMALL_MAX};

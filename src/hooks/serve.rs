@@ -180,6 +180,9 @@ pub fn free_async(address: CUdeviceptr, stream: CUstream, call: impl FnOnce(CUde
     if owner.pool.is_lost() || owner.status() == Status::Gone {
         return call(NEVER_VALID);
     }
+    if capture::own_thread_restricted() {
+        return call(NEVER_VALID);
+    }
     match capture::is_capturing(stream) {
         Err(error) => error,
         // A free of such memory cannot be captured.

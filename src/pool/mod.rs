@@ -82,6 +82,8 @@ pub struct Pool {
     policy: Policy,
     /// Counters of the pool.
     pub counters: stats::Counters,
+    /// Nanoseconds that misses have polled since the pool last grew.
+    polled_ns: AtomicU64,
     /// `completed` when a wait last ran out: no further wait until it moves.
     stalled_at: AtomicU64,
 }
@@ -100,6 +102,7 @@ impl Pool {
             growth: Mutex::new(()),
             policy,
             counters: stats::Counters::default(),
+            polled_ns: AtomicU64::new(0),
             stalled_at: AtomicU64::new(u64::MAX),
         }
     }
@@ -140,15 +143,12 @@ impl Pool {
     pub fn free<D: Device>(&self, device: &D, address: u64) -> bool {
         let due = {
             let mut inner = lock(&self.inner);
-            if inner.arena.exact(address).is_none() {
-                return false;
-            }
             // The stamp is read here, in this call and under the lock: see
             // `grace`, and epochs enter the queue in order.
             let Some(size) = inner.arena.give(address, self.grace.stamp()) else { return false };
             inner.unfenced.0 += size;
             inner.unfenced.1 += 1;
-            self.policy.fence_due(inner.unfenced.0, inner.unfenced.1)
+            self.policy.fence_due(inner.unfenced.0, inner.unfenced.1, device.record_waits())
         };
         stats::bump(&self.counters.frees);
         if due {
@@ -184,12 +184,14 @@ impl Pool {
     /// the in-flight limit allows.
     fn wait_for_grace<D: Device>(&self, device: &D, layout: &Layout, requested: u64) -> Option<BlockInfo> {
         let start = device.now();
+        let polled = Duration::from_nanos(self.polled_ns.load(Ordering::Relaxed));
+        let patience = policy::PATIENCE.saturating_sub(polled);
         let mut seen = self.grace.completed();
         let mut long = false;
         let mut found = None;
         for round in 0.. {
             if !self.grace.has_pending() {
-                if lock(&self.inner).arena.waiting_bytes == 0 {
+                if device.record_waits() || lock(&self.inner).arena.waiting_bytes == 0 {
                     break;
                 }
                 self.fence(device);
@@ -208,7 +210,7 @@ impl Pool {
             if waiting == 0 {
                 break;
             }
-            if elapsed >= policy::PATIENCE {
+            if elapsed >= patience {
                 let may_wait = waiting >= self.policy.inflight
                     && self.grace.has_pending()
                     && self.stalled_at.load(Ordering::Relaxed) != completed;
@@ -226,10 +228,12 @@ impl Pool {
             }
             device.pause(round);
         }
+        let spent = device.now().saturating_sub(start).as_nanos() as u64;
         if long {
-            let waited = device.now().saturating_sub(start).as_nanos() as u64;
             stats::bump(&self.counters.waits);
-            self.counters.wait_ns.fetch_add(waited, Ordering::Relaxed);
+            self.counters.wait_ns.fetch_add(spent, Ordering::Relaxed);
+        } else {
+            self.polled_ns.fetch_add(spent, Ordering::Relaxed);
         }
         found
     }
@@ -259,6 +263,7 @@ impl Pool {
             match device.reserve(size) {
                 Ok(base) => {
                     stats::bump(&self.counters.segment_allocs);
+                    self.polled_ns.store(0, Ordering::Relaxed);
                     let mut inner = lock(&self.inner);
                     inner.arena.add_segment(base, size, layout.kind);
                     inner.peak_reserved = inner.peak_reserved.max(inner.arena.reserved);
@@ -337,6 +342,13 @@ impl Pool {
         false
     }
 
+    /// Whether giving memory back now holds nobody up. A driver that cannot be
+    /// asked without waiting is made to wait only where all is asked for:
+    /// because an allocation would fail otherwise.
+    fn may_release<D: Device>(&self, device: &D, which: Which) -> bool {
+        if device.record_waits() { which == Which::All } else { self.seen_idle(device) }
+    }
+
     /// Gives empty segments back to the driver, at least `wanted` bytes of
     /// them if there are so many, provided that the GPU is seen idle (the
     /// driver would wait for it). Returns the bytes given back.
@@ -348,7 +360,7 @@ impl Pool {
                 inner.arena.complete(self.grace.completed());
                 inner.arena.has_empty(which)
             };
-            if !candidate || (released == 0 && !self.seen_idle(device)) {
+            if !candidate || (released == 0 && !self.may_release(device, which)) {
                 break;
             }
             let taken = lock(&self.inner).arena.remove_empty(wanted.saturating_sub(released), which);

@@ -23,9 +23,10 @@ const LARGE_STEP: (u64, u64) = (32 << 20, 1 << 30);
 /// The same for small requests.
 const SMALL_STEP: (u64, u64) = (PAGE, 32 << 20);
 
-/// A miss polls this long before it takes new memory: about what the driver's
-/// allocation costs by itself (30 µs on an H200), so that at worst a miss
-/// costs twice as much, and at best it needs no memory.
+/// Misses poll this long in sum before the pool takes new memory: about what
+/// the driver's allocation costs (30 µs on an H200). So polling never costs
+/// more than growing would have, and a pool in which allocations keep missing
+/// by a little becomes a little larger.
 pub const PATIENCE: Duration = Duration::from_micros(20);
 
 /// A fence is recorded after this many frees, however small.
@@ -61,8 +62,9 @@ impl Policy {
     /// Whether a fence is due after so many bytes and frees since the last.
     /// Sixteen fences share the in-flight limit, so that what passes first
     /// comes back while the rest keeps the GPU busy.
+    /// Where a fence waits for the GPU (`waits`), four do, whatever the count.
     #[must_use]
-    pub fn fence_due(&self, bytes: u64, frees: u32) -> bool {
-        frees >= FENCE_FREES || bytes >= self.inflight / 16
+    pub fn fence_due(&self, bytes: u64, frees: u32, waits: bool) -> bool {
+        if waits { bytes >= self.inflight / 4 } else { frees >= FENCE_FREES || bytes >= self.inflight / 16 }
     }
 }
