@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
 
 fn policy(max: u64) -> Policy {
-    Policy { max, inflight: 64 * MIB, wait: Duration::from_millis(1) }
+    Policy { max, inflight: 64 * MIB, wait: Duration::from_millis(1), isolate: false }
 }
 
 fn block(pool: &Pool, device: &Model, bytes: u64) -> BlockInfo {
@@ -100,7 +100,9 @@ fn run(ops: &[Op], per_pause: u64) -> u64 {
             Op::Trim => {
                 pool.trim(&device);
             }
-            Op::Retire(which) if !live.is_empty() => pool.retire(live[which % live.len()].address),
+            Op::Retire(which) if !live.is_empty() => {
+                pool.retire(live[which % live.len()].address);
+            }
             Op::Use(_) | Op::Free(_) | Op::Retire(_) => {}
         }
         pool.validate().unwrap();

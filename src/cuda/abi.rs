@@ -59,9 +59,6 @@ pub const ATTRIBUTE_BUFFER_ID: i32 = 7;
 pub const ATTRIBUTE_RANGE_START_ADDR: i32 = 11;
 /// CU_POINTER_ATTRIBUTE_RANGE_SIZE.
 pub const ATTRIBUTE_RANGE_SIZE: i32 = 12;
-/// CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.
-pub const ATTRIBUTE_IS_LEGACY_IPC_CAPABLE: i32 = 13;
-
 /// `cudaPitchedPtr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use super::abi::{CUcontext, CUdevice, SUCCESS};
 use super::capture::{self, Relaxed};
 use super::driver::real;
 use super::fence::Fences;
-use crate::config::{Config, Inflight};
+use crate::config::{Config, Inflight, Ipc};
 use crate::pool::segment_map::SegmentMap;
 use crate::pool::{Policy, Pool};
 use std::cell::Cell;
@@ -216,6 +216,7 @@ fn register(handle: CUcontext, device: CUdevice, primary: bool, status: Status) 
             Inflight::Limit(size) => size.of(total),
         },
         wait: config.wait,
+        isolate: config.ipc == Ipc::Isolate,
     };
     let id = id_of(handle);
     let mut result = None;

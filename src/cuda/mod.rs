@@ -8,5 +8,6 @@ pub mod device;
 pub mod driver;
 pub mod fence;
 pub mod fill;
+pub mod ipc;
 
 pub use context::{Context, SEGMENTS};

@@ -4,14 +4,15 @@
 //! An address in a segment that belongs to no live block is natively no
 //! allocation: the driver is asked about one that never is.
 
+use crate::config::Ipc;
 use crate::cuda::abi::{
-    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_IS_LEGACY_IPC_CAPABLE, ATTRIBUTE_P2P_TOKENS,
+    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_P2P_TOKENS,
     ATTRIBUTE_RANGE_SIZE, ATTRIBUTE_RANGE_START_ADDR, ATTRIBUTE_SYNC_MEMOPS, CUdeviceptr, CUresult, NOT_SUPPORTED,
     SUCCESS,
 };
 use crate::cuda::context::{self, Context};
 use crate::cuda::driver::{NEVER_VALID, real};
-use crate::cuda::SEGMENTS;
+use crate::cuda::{SEGMENTS, ipc};
 use crate::pool::BlockInfo;
 use crate::process::{self, State, shielded};
 use std::ffi::c_void;
@@ -102,10 +103,10 @@ unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &Bl
             ATTRIBUTE_RANGE_SIZE => data.cast::<usize>().write_unaligned(block.requested as usize),
             ATTRIBUTE_BUFFER_ID => data.cast::<u64>().write_unaligned(buffer_id(owner, block)),
             ATTRIBUTE_SYNC_MEMOPS => data.cast::<u32>().write_unaligned(u32::from(block.sync_memops)),
-            // Exports by IPC handle are refused in this version.
-            ATTRIBUTE_IS_LEGACY_IPC_CAPABLE => data.cast::<u8>().write_unaligned(0),
             // Another device may read the block from now on.
-            ATTRIBUTE_P2P_TOKENS => owner.pool.retire(block.address),
+            ATTRIBUTE_P2P_TOKENS => {
+                owner.pool.retire(block.address);
+            }
             _ => {}
         }
     }
@@ -176,22 +177,37 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
     result
 }
 
-/// cuIpcGetMemHandle: refused for a pooled block, as its handle would open
-/// the whole segment.
+/// cuIpcGetMemHandle: a handle that opens at exactly this block, in a process
+/// with or without the library. From here on another process may map it at any
+/// time, so its segment takes no new blocks.
 pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult {
-    match whose(address) {
+    let (owner, block) = match whose(address) {
+        Whose::Block(owner, block) if !handle.is_null() => (owner, block),
         // SAFETY: the program's arguments as they came.
-        Whose::Foreign => unsafe { real::cuIpcGetMemHandle(handle, address) },
+        Whose::Foreign | Whose::Block(..) => return unsafe { real::cuIpcGetMemHandle(handle, address) },
         // SAFETY: the program's arguments, but for the address.
-        Whose::Nobody => unsafe { real::cuIpcGetMemHandle(handle, NEVER_VALID) },
-        Whose::Block(_, block) => {
-            log::warn!(
-                "cuIpcGetMemHandle of a pooled block ({:#x}, {} bytes) is refused: this version cannot export \
-                 pooled memory; run this process with GPUPOOL_MODE=off",
-                block.address,
-                block.requested
-            );
-            NOT_SUPPORTED
+        Whose::Nobody => return unsafe { real::cuIpcGetMemHandle(handle, NEVER_VALID) },
+    };
+    let refused = |why: &str| {
+        log::warn!("cuIpcGetMemHandle of {:#x} ({} bytes) is refused: {why}", block.address, block.requested);
+        NOT_SUPPORTED
+    };
+    if process::config().ipc == Ipc::Deny {
+        return refused("GPUPOOL_IPC=deny");
+    }
+    let made = shielded(|| {
+        let (base, size) = owner.pool.retire(block.address)?;
+        Some(ipc::handle(owner, base, size, block.address, block.requested))
+    });
+    match made.flatten() {
+        Some(Ok(made)) => {
+            // SAFETY: not null, and the program's, of a handle's size.
+            unsafe { handle.cast::<ipc::Handle>().write_unaligned(made) };
+            SUCCESS
+        }
+        Some(Err(ipc::Refused::Driver(error))) => error,
+        Some(Err(ipc::Refused::Layout)) | None => {
+            refused("the handles of this driver are not laid out as known; use GPUPOOL_MODE=off here")
         }
     }
 }

@@ -248,13 +248,14 @@ impl Arena {
     }
 
     /// No new blocks from the segment that holds the live block containing
-    /// `address`; it goes back to the driver when it is empty.
-    pub fn retire(&mut self, address: u64) {
-        let Some(index) = self.owners.at_or_before(address) else { return };
+    /// `address`; it goes back to the driver when it is empty. Returns the
+    /// segment's address and size.
+    pub fn retire(&mut self, address: u64) -> Option<(u64, u64)> {
+        let index = self.owners.at_or_before(address)?;
         let segment = self.blocks[index].segment;
-        let Segment { kind, retired, first, .. } = self.segments[segment];
+        let Segment { base, size, kind, retired, first, .. } = self.segments[segment];
         if retired {
-            return;
+            return Some((base, size));
         }
         let mut at = first;
         while at != NONE {
@@ -265,6 +266,7 @@ impl Arena {
             at = next;
         }
         self.segments[segment].retired = true;
+        Some((base, size))
     }
 
     fn is_wanted(&self, segment: u32, which: Which) -> bool {

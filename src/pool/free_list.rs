@@ -92,9 +92,9 @@ mod tests {
         // 5 MiB that begin 512 bytes after a boundary hold only 3 MiB aligned.
         list.insert(Kind::Large, PAGE + 512, (5 << 20) - 512, 1);
         list.insert(Kind::Large, 16 << 20, 6 << 20, 2);
-        assert_eq!(list.best(&layout(3 << 20).unwrap(), false), Some(1));
-        assert_eq!(list.best(&layout(4 << 20).unwrap(), false), Some(2));
-        assert_eq!(list.best(&layout(7 << 20).unwrap(), false), None);
+        assert_eq!(list.best(&layout(3 << 20, false).unwrap(), false), Some(1));
+        assert_eq!(list.best(&layout(4 << 20, false).unwrap(), false), Some(2));
+        assert_eq!(list.best(&layout(7 << 20, false).unwrap(), false), None);
     }
 
     #[test]
@@ -102,10 +102,10 @@ mod tests {
         let mut list = FreeList::default();
         list.insert(Kind::Large, PAGE + 4096, PAGE - 4096, 1);
         list.insert(Kind::Large, 16 << 20, 6 << 20, 2);
-        assert_eq!(list.best(&layout(4096).unwrap(), false), Some(1));
+        assert_eq!(list.best(&layout(4096, false).unwrap(), false), Some(1));
         list.remove(Kind::Large, PAGE + 4096, PAGE - 4096, 1);
-        assert_eq!(list.best(&layout(4096).unwrap(), false), None);
-        assert_eq!(list.best(&layout(4096).unwrap(), true), Some(2));
+        assert_eq!(list.best(&layout(4096, false).unwrap(), false), None);
+        assert_eq!(list.best(&layout(4096, false).unwrap(), true), Some(2));
     }
 
     #[test]
@@ -114,6 +114,6 @@ mod tests {
         for (address, block) in [(9 << 20, 1), (3 << 20, 2), (6 << 20, 3)] {
             list.insert(Kind::Small, address, 4096, block);
         }
-        assert_eq!(list.best(&layout(1).unwrap(), false), Some(2));
+        assert_eq!(list.best(&layout(1, false).unwrap(), false), Some(2));
     }
 }

@@ -110,7 +110,7 @@ impl Pool {
     /// Serves a request of `requested` bytes. Waits for the GPU at most
     /// [`Policy::wait`] (a few times that when memory is short), by polling.
     pub fn alloc<D: Device>(&self, device: &D, requested: u64) -> Outcome {
-        let Some(layout) = size_class::layout(requested) else { return Outcome::Native };
+        let Some(layout) = size_class::layout(requested, self.policy.isolate) else { return Outcome::Native };
         if self.grace.is_lost() {
             return Outcome::Native;
         }
@@ -419,8 +419,9 @@ impl Pool {
 
     /// The segment of the live block that contains `address` takes no new
     /// blocks, and goes back to the driver when its last block is freed.
-    pub fn retire(&self, address: u64) {
-        lock(&self.inner).arena.retire(address);
+    /// Returns the segment's address and size.
+    pub fn retire(&self, address: u64) -> Option<(u64, u64)> {
+        lock(&self.inner).arena.retire(address)
     }
 
     /// Forgets all blocks and segments without touching the device, and

@@ -13,6 +13,9 @@ pub struct Policy {
     pub inflight: u64,
     /// Longest that an allocation waits for grace.
     pub wait: Duration,
+    /// Requests of 2 MiB and more have a segment of their own, so that an
+    /// importer of one, who maps the segment, can see no other.
+    pub isolate: bool,
 }
 
 /// The smallest and largest growth step for large requests. Five per cent of

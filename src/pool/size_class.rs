@@ -27,7 +27,7 @@ pub enum Kind {
     /// Requests above 1 MiB; the gaps that page alignment leaves serve small
     /// requests too.
     Large,
-    /// One request of 4 GiB or more.
+    /// One request, of 4 GiB or more, or any of 2 MiB or more where they are isolated.
     Dedicated,
 }
 
@@ -43,16 +43,17 @@ pub struct Layout {
 }
 
 /// The layout of a request of `bytes`; `None` for 0 and for absurd sizes,
-/// which the driver answers.
+/// which the driver answers. `isolate`: requests of a page and more get a
+/// segment of their own.
 #[must_use]
-pub fn layout(bytes: u64) -> Option<Layout> {
+pub fn layout(bytes: u64, isolate: bool) -> Option<Layout> {
     if bytes == 0 || bytes > REQUEST_MAX {
         return None;
     }
     let size = bytes.next_multiple_of(GRANULE);
     Some(if bytes <= SMALL_MAX {
         Layout { size, align: GRANULE, kind: Kind::Small }
-    } else if bytes < DEDICATED_MIN {
+    } else if bytes < DEDICATED_MIN && !(isolate && bytes >= PAGE) {
         Layout { size, align: PAGE, kind: Kind::Large }
     } else {
         Layout { size: bytes.next_multiple_of(PAGE), align: PAGE, kind: Kind::Dedicated }
@@ -66,23 +67,25 @@ mod tests {
     #[test]
     fn rounding_is_never_weaker_than_the_drivers() {
         for bytes in [1, 511, 512, 513, SMALL_MAX] {
-            let l = layout(bytes).unwrap();
+            let l = layout(bytes, false).unwrap();
             assert_eq!((l.align, l.kind), (GRANULE, Kind::Small));
             assert!(l.size >= bytes && l.size < bytes + GRANULE);
         }
         for bytes in [SMALL_MAX + 1, 3 << 20, DEDICATED_MIN - 1] {
-            let l = layout(bytes).unwrap();
+            let l = layout(bytes, false).unwrap();
             assert_eq!((l.align, l.kind), (PAGE, Kind::Large));
             assert!(l.size >= bytes && l.size < bytes + GRANULE);
         }
-        let l = layout(DEDICATED_MIN).unwrap();
+        let l = layout(DEDICATED_MIN, false).unwrap();
         assert_eq!((l.kind, l.size), (Kind::Dedicated, DEDICATED_MIN));
+        assert_eq!(layout(PAGE, true).unwrap().kind, Kind::Dedicated);
+        assert_eq!(layout(PAGE - 1, true).unwrap().kind, Kind::Large);
     }
 
     #[test]
     fn absurd_sizes_are_the_drivers() {
         for bytes in [0, REQUEST_MAX + 1, 1 << 50, u64::MAX] {
-            assert_eq!(layout(bytes), None);
+            assert_eq!(layout(bytes, false), None);
         }
     }
 }
