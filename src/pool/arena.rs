@@ -4,10 +4,30 @@
 
 use super::free_list::FreeList;
 use super::grace::Epoch;
-use super::owners::Owners;
+use super::headers::{Header, Headers, Owners, owner};
 use super::segment::{Block, NONE, Segment, Slab, State};
 use super::size_class::{Kind, Layout};
+use super::spans::Spans;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+/// What threads may read without the pool's lock.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Headers by the index of their block.
+    pub headers: Headers,
+    /// Address -> index, for carved blocks.
+    pub owners: Owners,
+}
+
+impl Shared {
+    /// The header of the carved block that begins at `address`, and its index.
+    #[inline]
+    pub fn find(&self, address: u64) -> Option<(u32, &Header)> {
+        let index = self.owners.get(address)?;
+        Some((index, self.headers.get(index)?))
+    }
+}
 
 /// A live block, as the outside sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,38 +63,34 @@ pub struct Arena {
     blocks: Slab<Block>,
     segments: Slab<Segment>,
     free: FreeList,
-    owners: Owners,
-    /// Blocks that wait for grace, in the order of their epochs.
+    spans: Spans,
+    /// Blocks that wait for grace, roughly in the order of their epochs.
     waiting: VecDeque<(Epoch, u32)>,
     /// Segments that are wholly free, with nothing waiting in them.
     empty: std::collections::BTreeSet<(u64, u32)>,
-    next_id: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
-    /// Bytes of live blocks, rounded.
-    pub live: u64,
+    /// Bytes of carved blocks: with the program or in a cache.
+    pub carved: u64,
     /// Bytes of blocks that wait for grace.
     pub waiting_bytes: u64,
-    /// Bytes of segments without a live block: what the program may count as
-    /// free. Falls and rises with its own calls only.
+    /// Bytes of segments without a carved block. With all caches empty this is
+    /// what the program may count as free, and moves with its own calls only.
     pub unowned: u64,
 }
 
 impl Arena {
     /// Takes over `[base, base + size)` from the driver.
     pub fn add_segment(&mut self, base: u64, size: u64, kind: Kind) {
-        let segment = self.segments.insert(Segment { base, size, kind, retired: false, live: 0, waiting: 0, first: NONE });
+        let segment = self.segments.insert(Segment { base, size, kind, retired: false, carved: 0, waiting: 0, first: NONE });
         let first = self.blocks.insert(Block {
             address: base,
             size,
-            requested: 0,
-            id: 0,
             segment,
             prev: NONE,
             next: NONE,
             state: State::Free,
             used: false,
-            sync_memops: false,
         });
         self.segments[segment].first = first;
         self.free.insert(kind, base, size, first);
@@ -83,15 +99,17 @@ impl Arena {
         self.unowned += size;
     }
 
-    /// Takes the best free block for `layout`; `short` as in
-    /// [`FreeList::best`]. `None` if there is none.
-    pub fn take(&mut self, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
+    /// Carves out the best free block for `layout`; `short` as in
+    /// [`FreeList::best`]. Its header is the arena's until the caller passes it
+    /// on. `None` if there is none. Returns the block's index and whether its
+    /// memory was used before.
+    pub fn take(&mut self, shared: &Shared, layout: &Layout, short: bool) -> Option<(u32, bool)> {
         let index = self.free.best(layout, short)?;
         let Block { address, size, segment, .. } = self.blocks[index];
+        let start = address.next_multiple_of(layout.align);
         let kind = self.segments[segment].kind;
         self.free.remove(kind, address, size, index);
         // Split: what lies before the aligned start, and what is left behind.
-        let start = address.next_multiple_of(layout.align);
         let mut index = index;
         if start > address {
             let rest = self.split(index, start - address);
@@ -103,26 +121,31 @@ impl Arena {
             let Block { address, size, .. } = self.blocks[rest];
             self.free.insert(kind, address, size, rest);
         }
-        self.next_id += 1;
-        let id = self.next_id;
+        let Some(header) = shared.headers.get_or_make(index) else {
+            // More blocks than indices: the driver shall serve.
+            let Block { address, size, .. } = self.blocks[index];
+            self.free.insert(kind, address, size, index);
+            return None;
+        };
         let seg = &mut self.segments[segment];
-        if seg.live == 0 {
+        if seg.carved == 0 {
             self.unowned -= seg.size;
             if seg.waiting == 0 {
                 self.empty.remove(&(seg.size, segment));
             }
         }
-        seg.live += 1;
+        seg.carved += 1;
         let block = &mut self.blocks[index];
         let used = std::mem::replace(&mut block.used, true);
-        block.state = State::Live;
-        block.requested = requested;
-        block.id = id;
-        block.sync_memops = false;
+        block.state = State::Carved;
         let (address, size) = (block.address, block.size);
-        self.live += size;
-        self.owners.insert(address, index);
-        Some(BlockInfo { address, requested, size, id, used, sync_memops: false })
+        header.address.store(address, Ordering::Relaxed);
+        header.size.store(size, Ordering::Relaxed);
+        header.owner.store(owner::ARENA, Ordering::Release);
+        self.carved += size;
+        self.spans.insert(address, index);
+        shared.owners.insert(address, index);
+        Some((index, used))
     }
 
     /// Splits block `index` after `size` bytes; returns the second part.
@@ -143,27 +166,28 @@ impl Arena {
         rest
     }
 
-    /// Ends the life of the block that begins at `address`: from `epoch` on it
-    /// waits for grace. Returns its rounded size; `None` if no live block
-    /// begins there. Epochs never fall from one call to the next.
-    pub fn give(&mut self, address: u64, epoch: Epoch) -> Option<u64> {
-        let index = self.owners.remove(address)?;
+    /// Takes block `index` back, whose header the caller has passed to the
+    /// arena: from `epoch` on it waits for grace, unless that is complete.
+    pub fn give(&mut self, shared: &Shared, index: u32, epoch: Epoch, completed: Epoch) {
         let block = &mut self.blocks[index];
+        debug_assert_eq!(block.state, State::Carved);
         block.state = State::Waiting(epoch);
-        block.requested = 0;
-        block.id = 0;
-        let (size, segment) = (block.size, block.segment);
-        self.live -= size;
+        let (address, size, segment) = (block.address, block.size, block.segment);
+        shared.owners.remove(address);
+        self.spans.remove(address);
+        self.carved -= size;
         self.waiting_bytes += size;
-        debug_assert!(self.waiting.back().is_none_or(|last| last.0 <= epoch));
-        self.waiting.push_back((epoch, index));
         let seg = &mut self.segments[segment];
-        seg.live -= 1;
+        seg.carved -= 1;
         seg.waiting += 1;
-        if seg.live == 0 {
+        if seg.carved == 0 {
             self.unowned += seg.size;
         }
-        Some(size)
+        if epoch <= completed {
+            self.release_block(index);
+        } else {
+            self.waiting.push_back((epoch, index));
+        }
     }
 
     /// Frees what waited for an epoch up to `completed`. Returns whether
@@ -200,7 +224,7 @@ impl Arena {
         }
         let seg = &mut self.segments[segment];
         seg.waiting -= 1;
-        if seg.live == 0 && seg.waiting == 0 {
+        if seg.carved == 0 && seg.waiting == 0 {
             self.empty.insert((seg.size, segment));
         }
     }
@@ -223,40 +247,30 @@ impl Arena {
         left
     }
 
-    /// The live block that contains `address` (by what was asked for: an
-    /// address in the rounding behind it belongs to nobody).
-    pub fn containing(&self, address: u64) -> Option<BlockInfo> {
-        let info = self.info(self.owners.at_or_before(address)?);
-        (address < info.address + info.requested).then_some(info)
+    /// The header of the live block that contains `address` (by what was asked
+    /// for: an address in the rounding behind it belongs to nobody).
+    pub fn containing<'a>(&self, shared: &'a Shared, address: u64) -> Option<&'a Header> {
+        let header = shared.headers.get(self.spans.at_or_before(address)?)?;
+        let end = header.address.load(Ordering::Relaxed) + header.requested.load(Ordering::Relaxed);
+        (header.is_live() && address < end).then_some(header)
     }
 
-    /// The live block that begins at `address`.
-    pub fn exact(&self, address: u64) -> Option<BlockInfo> {
-        Some(self.info(self.owners.exact(address)?))
-    }
-
-    fn info(&self, index: u32) -> BlockInfo {
-        let Block { address, size, requested, id, used, sync_memops, .. } = self.blocks[index];
-        BlockInfo { address, requested, size, id, used, sync_memops }
-    }
-
-    /// Notes SYNC_MEMOPS for the block that contains `address`.
-    pub fn set_sync_memops(&mut self, address: u64, on: bool) {
-        if let Some(index) = self.owners.at_or_before(address) {
-            self.blocks[index].sync_memops = on;
-        }
-    }
-
-    /// No new blocks from the segment that holds the live block containing
+    /// No new blocks from the segment that holds the carved block containing
     /// `address`; it goes back to the driver when it is empty. Returns the
-    /// segment's address and size.
+    /// segment's address and size. See [`Arena::divert_frees`].
     pub fn retire(&mut self, address: u64) -> Option<(u64, u64)> {
-        let index = self.owners.at_or_before(address)?;
+        let index = self.spans.at_or_before(address)?;
         let segment = self.blocks[index].segment;
         let Segment { base, size, kind, retired, first, .. } = self.segments[segment];
-        if retired {
-            return Some((base, size));
+        if !retired {
+            self.unlist(first, kind);
+            self.segments[segment].retired = true;
         }
+        Some((base, size))
+    }
+
+    /// Takes the free blocks of a segment out of the free list.
+    fn unlist(&mut self, first: u32, kind: Kind) {
         let mut at = first;
         while at != NONE {
             let Block { address, size, state, next, .. } = self.blocks[at];
@@ -265,8 +279,20 @@ impl Arena {
             }
             at = next;
         }
-        self.segments[segment].retired = true;
-        Some((base, size))
+    }
+
+    /// From here on frees of the segment's blocks do not reach a cache. Returns
+    /// whether a cache still holds one: the caller then has to empty them and
+    /// to call again.
+    pub fn divert_frees(&self, shared: &Shared, base: u64, size: u64) -> bool {
+        let mut cached = false;
+        for index in self.spans.between(base, base + size) {
+            if let Some(header) = shared.headers.get(index) {
+                header.pass(owner::LIVE, owner::LIVE_RETIRED);
+                cached |= header.owner.load(Ordering::Acquire) == owner::CACHED;
+            }
+        }
+        cached
     }
 
     fn is_wanted(&self, segment: u32, which: Which) -> bool {
@@ -301,15 +327,23 @@ impl Arena {
     }
 
     /// Forgets everything and returns the segments that there were.
-    pub fn drain(&mut self) -> Vec<(u64, u64)> {
+    pub fn drain(&mut self, shared: &Shared) -> Vec<(u64, u64)> {
+        for segment in self.segments.iter().map(|(_, segment)| segment) {
+            for index in self.spans.between(segment.base, segment.base + segment.size) {
+                if let Some(header) = shared.headers.get(index) {
+                    header.owner.store(owner::ARENA, Ordering::Release);
+                    shared.owners.remove(header.address.load(Ordering::Relaxed));
+                }
+            }
+        }
         let segments = self.segments.iter().map(|(_, s)| (s.base, s.size)).collect();
-        *self = Self { next_id: self.next_id, ..Self::default() };
+        *self = Self::default();
         segments
     }
 
-    /// Number of live blocks.
-    pub fn live_blocks(&self) -> usize {
-        self.owners.count()
+    /// Number of carved blocks.
+    pub fn carved_blocks(&self) -> usize {
+        self.spans.count()
     }
 
     /// Number of segments.
@@ -324,11 +358,11 @@ impl Arena {
 
     /// Checks every invariant of the structure; an error names what is wrong.
     /// Linear in the number of blocks.
-    pub fn validate(&self) -> Result<(), String> {
-        let (mut reserved, mut live, mut waiting, mut unowned, mut free_blocks, mut empty) = (0, 0, 0, 0, 0, 0);
+    pub fn validate(&self, shared: &Shared) -> Result<(), String> {
+        let (mut reserved, mut carved, mut waiting, mut unowned, mut free_blocks, mut empty) = (0, 0, 0, 0, 0, 0);
         for (s, seg) in self.segments.iter() {
             let (mut at, mut expect, mut prev, mut was_free) = (seg.first, seg.base, NONE, false);
-            let (mut seg_live, mut seg_waiting) = (0, 0);
+            let (mut seg_carved, mut seg_waiting) = (0, 0);
             while at != NONE {
                 let b = &self.blocks[at];
                 if b.address != expect || b.prev != prev || b.segment != s || b.size == 0 {
@@ -341,16 +375,24 @@ impl Arena {
                         }
                         free_blocks += usize::from(!seg.retired);
                     }
-                    State::Live => {
-                        seg_live += 1;
-                        live += b.size;
-                        if self.owners.exact(b.address) != Some(at) || b.requested == 0 || b.requested > b.size {
-                            return Err(format!("live block {at} {b:x?} is not owned"));
+                    State::Carved => {
+                        seg_carved += 1;
+                        carved += b.size;
+                        let known = shared.find(b.address).is_some_and(|(index, header)| {
+                            index == at
+                                && header.size.load(Ordering::Relaxed) == b.size
+                                && header.owner.load(Ordering::Relaxed) != owner::ARENA
+                        });
+                        if !known || self.spans.at_or_before(b.address) != Some(at) {
+                            return Err(format!("carved block {at} {b:x?} is not owned"));
                         }
                     }
                     State::Waiting(epoch) => {
                         seg_waiting += 1;
                         waiting += b.size;
+                        if shared.find(b.address).is_some() {
+                            return Err(format!("waiting block {at} {b:x?} has an owner"));
+                        }
                         if !self.waiting.contains(&(epoch, at)) {
                             return Err(format!("waiting block {at} is not in the queue"));
                         }
@@ -359,19 +401,19 @@ impl Arena {
                 was_free = b.state == State::Free;
                 (prev, expect, at) = (at, b.address + b.size, b.next);
             }
-            if expect != seg.base + seg.size || (seg_live, seg_waiting) != (seg.live, seg.waiting) {
-                return Err(format!("segment {s} {seg:x?}: ends at {expect:x}, {seg_live} live, {seg_waiting} waiting"));
+            if expect != seg.base + seg.size || (seg_carved, seg_waiting) != (seg.carved, seg.waiting) {
+                return Err(format!("segment {s} {seg:x?}: ends at {expect:x}, {seg_carved} carved, {seg_waiting} waiting"));
             }
             reserved += seg.size;
-            unowned += if seg.live == 0 { seg.size } else { 0 };
-            let is_empty = seg.live == 0 && seg.waiting == 0;
+            unowned += if seg.carved == 0 { seg.size } else { 0 };
+            let is_empty = seg.carved == 0 && seg.waiting == 0;
             empty += usize::from(is_empty);
             if is_empty != self.empty.contains(&(seg.size, s)) {
                 return Err(format!("segment {s}: wrong in the set of empty ones"));
             }
         }
-        let sums = (reserved, live, waiting, unowned);
-        let kept = (self.reserved, self.live, self.waiting_bytes, self.unowned);
+        let sums = (reserved, carved, waiting, unowned);
+        let kept = (self.reserved, self.carved, self.waiting_bytes, self.unowned);
         if sums != kept || free_blocks != self.free.count() || empty != self.empty.len() {
             return Err(format!("sums {sums:?}, kept {kept:?}; free {free_blocks} of {}", self.free.count()));
         }

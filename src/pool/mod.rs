@@ -1,29 +1,33 @@
 //! The allocator of one device context. Pure: it knows no CUDA and has no
 //! global state; whatever it needs of the GPU goes through [`Device`].
 //!
-//! A request is served from a free block whose grace is complete ([`Arena`]),
-//! else from what grace completes meanwhile, else from a new segment, and when
+//! A request is served from a block of the calling thread's cache ([`front`]),
+//! else from a free block whose grace is complete ([`Arena`]), else from what grace completes meanwhile, else from a new segment, and when
 //! memory is short from what can be given back; where none of it helps, the
 //! answer is [`Outcome::Native`] and the caller asks the driver itself.
 
 pub mod arena;
 pub mod device;
 pub mod free_list;
+pub mod front;
 pub mod grace;
-pub mod owners;
+pub mod headers;
 pub mod policy;
 pub mod segment;
 pub mod segment_map;
 pub mod size_class;
+pub mod spans;
 pub mod stats;
 pub mod sync;
 
-pub use arena::{Arena, BlockInfo, Which};
+pub use arena::{Arena, BlockInfo, Shared, Which};
 pub use device::Device;
 pub use policy::Policy;
 
 use device::Refusal;
-use grace::{Closed, Grace};
+use front::{CACHED_MAX, Front, Mine};
+use grace::{Closed, Epoch, Grace};
+use headers::{Header, owner};
 use size_class::{Kind, Layout, PAGE};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,7 +48,7 @@ pub enum Outcome {
 pub struct Usage {
     /// With the program, rounded to the granule.
     pub live: u64,
-    /// Freed by the program, waiting for grace.
+    /// Freed by the program, waiting for grace or in a cache.
     pub waiting: u64,
     /// Taken from the driver.
     pub reserved: u64,
@@ -56,8 +60,8 @@ pub struct Usage {
     pub unowned: u64,
     /// Largest free run.
     pub largest_free: u64,
-    /// Live blocks.
-    pub live_blocks: u64,
+    /// Blocks with the program or in a cache.
+    pub carved_blocks: u64,
     /// Segments.
     pub segments: u64,
 }
@@ -65,8 +69,6 @@ pub struct Usage {
 #[derive(Debug, Default)]
 struct Inner {
     arena: Arena,
-    /// Bytes and frees since the last fence.
-    unfenced: (u64, u32),
     peak_live: u64,
     peak_reserved: u64,
 }
@@ -74,14 +76,16 @@ struct Inner {
 /// The pool of one context. Thread-safe; no lock is held while it waits.
 #[derive(Debug)]
 pub struct Pool {
+    front: Front,
+    shared: Shared,
     inner: Mutex<Inner>,
     grace: Grace,
     /// Held while the driver is asked for a segment, so that threads that
     /// miss together do not each take one.
     growth: Mutex<()>,
     policy: Policy,
-    /// Counters of the pool.
-    pub counters: stats::Counters,
+    /// Counters of what happens beside the caches.
+    counters: stats::Counters,
     /// Nanoseconds that misses have polled since the pool last grew.
     polled_ns: AtomicU64,
     /// `completed` when a wait last ran out: no further wait until it moves.
@@ -97,6 +101,8 @@ impl Pool {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self {
+            front: Front::default(),
+            shared: Shared::default(),
             inner: Mutex::default(),
             grace: Grace::default(),
             growth: Mutex::new(()),
@@ -115,69 +121,124 @@ impl Pool {
             return Outcome::Native;
         }
         let hit = self
-            .try_take(&layout, requested, false)
+            .take_cached(&layout, requested)
+            .or_else(|| self.carve(&layout, requested, false))
             .or_else(|| self.wait_for_grace(device, &layout, requested));
         if let Some(block) = hit {
-            return self.served(block, &self.counters.hits);
+            return Outcome::Block(block);
         }
-        if let Some(block) = self.grow(device, &layout, requested) {
-            return self.served(block, &self.counters.misses);
-        }
-        if let Some(block) = self.scrape_together(device, &layout, requested) {
-            return self.served(block, &self.counters.misses);
+        let grown = self.grow(device, &layout, requested).or_else(|| self.scrape_together(device, &layout, requested));
+        if let Some(block) = grown {
+            // Counted as a hit where it was carved.
+            let mut mine = self.front.mine();
+            mine.cache.counts.hits -= 1;
+            mine.cache.counts.misses += 1;
+            return Outcome::Block(block);
         }
         stats::bump(&self.counters.bypasses);
         Outcome::Native
     }
 
-    fn served(&self, block: BlockInfo, counter: &AtomicU64) -> Outcome {
-        stats::bump(counter);
-        if block.used {
-            stats::bump(&self.counters.reissues);
+    /// The way of nearly every request: a block of this very size that a
+    /// thread of this slot freed, and whose grace is complete.
+    #[inline]
+    fn take_cached(&self, layout: &Layout, requested: u64) -> Option<BlockInfo> {
+        if layout.size > CACHED_MAX {
+            return None;
         }
-        Outcome::Block(block)
+        let mut mine = self.front.mine();
+        let index = mine.take(layout.size, self.grace.completed())?;
+        let header = self.shared.headers.get(index)?;
+        Some(hand_out(&mut mine, header, requested, true))
+    }
+
+    /// A block carved out of the arena; `short` as in [`free_list::FreeList::best`].
+    fn carve(&self, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
+        let mut inner = lock(&self.inner);
+        inner.arena.complete(self.grace.completed());
+        self.carve_locked(&mut inner, layout, requested, short)
+    }
+
+    fn carve_locked(&self, inner: &mut Inner, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
+        let (index, used) = inner.arena.take(&self.shared, layout, short)?;
+        let live = inner.arena.carved.saturating_sub(self.front.bytes());
+        inner.peak_live = inner.peak_live.max(live);
+        let header = self.shared.headers.get(index)?;
+        Some(hand_out(&mut self.front.mine(), header, requested, used))
     }
 
     /// Ends the life of the block that begins at `address`; false if no live
     /// block does. Never waits for the GPU.
     pub fn free<D: Device>(&self, device: &D, address: u64) -> bool {
-        let due = {
-            let mut inner = lock(&self.inner);
-            // The stamp is read here, in this call and under the lock: see
-            // `grace`, and epochs enter the queue in order.
-            let Some(size) = inner.arena.give(address, self.grace.stamp()) else { return false };
-            inner.unfenced.0 += size;
-            inner.unfenced.1 += 1;
-            self.policy.fence_due(inner.unfenced.0, inner.unfenced.1, device.record_waits())
-        };
-        stats::bump(&self.counters.frees);
-        if due {
-            self.fence_in_free(device);
+        let Some((index, header)) = self.shared.find(address) else { return false };
+        let size = header.size.load(Ordering::Relaxed);
+        let mut spill = Vec::new();
+        let mut mine = self.front.mine();
+        let to = if size <= CACHED_MAX { owner::CACHED } else { owner::ARENA };
+        let ways = [(owner::LIVE, to), (owner::LIVE_RETIRED, owner::ARENA)];
+        let Some(&(from, to)) = ways.iter().find(|(from, to)| header.pass(*from, *to)) else { return false };
+        if header.address.load(Ordering::Relaxed) != address {
+            // Two frees of one address at once, and between them the block
+            // was joined and its header used again: that one is not ours.
+            header.owner.store(from, Ordering::Release);
+            return false;
+        }
+        let to_cache = to == owner::CACHED;
+        // The stamp is read here, in this call: see `grace`.
+        let epoch = self.grace.stamp();
+        if to_cache {
+            let budget = self.policy.inflight / self.front.slots_in_use();
+            mine.put(size, epoch, index, budget, &mut spill);
+        }
+        mine.cache.counts.frees += 1;
+        let (bytes, frees) = mine.freed(epoch, size);
+        drop(mine);
+        if !to_cache {
+            self.give(index, epoch);
+        }
+        self.take_back(spill);
+        if self.policy.fence_due(bytes, frees, device.record_waits()) {
+            self.grace.close(device);
             self.release_empty(device, 0, Which::Retired);
         }
         true
     }
 
+    /// Returns a block, whose header is the arena's, to the arena.
+    fn give(&self, index: u32, epoch: Epoch) {
+        lock(&self.inner).arena.give(&self.shared, index, epoch, self.grace.completed());
+    }
+
+    /// Returns blocks that left a cache to the arena.
+    fn take_back(&self, blocks: Vec<(Epoch, u32)>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let completed = self.grace.completed();
+        let mut inner = lock(&self.inner);
+        for (epoch, index) in blocks {
+            let header = self.shared.headers.get(index);
+            if header.is_some_and(|header| header.pass(owner::CACHED, owner::ARENA)) {
+                inner.arena.give(&self.shared, index, epoch, completed);
+            }
+        }
+    }
+
+    /// Empties all caches into the arena, where what is complete coalesces.
+    fn flush(&self) {
+        let mut blocks = Vec::new();
+        self.front.flush(|epoch, index| blocks.push((epoch, index)));
+        self.take_back(blocks);
+    }
+
     /// Records a fence for an allocation if that is possible without waiting.
     fn fence<D: Device>(&self, device: &D) -> Closed {
-        if device.record_waits() { Closed::NotNow } else { self.fence_in_free(device) }
+        if device.record_waits() { Closed::NotNow } else { self.grace.close(device) }
     }
 
-    /// Records a fence now if that is possible.
-    fn fence_in_free<D: Device>(&self, device: &D) -> Closed {
-        let closed = self.grace.close(device);
-        if matches!(closed, Closed::Epoch(_)) {
-            lock(&self.inner).unfenced = (0, 0);
-        }
-        closed
-    }
-
-    fn try_take(&self, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
-        let mut inner = lock(&self.inner);
-        inner.arena.complete(self.grace.completed());
-        let block = inner.arena.take(layout, requested, short)?;
-        inner.peak_live = inner.peak_live.max(inner.arena.live);
-        Some(block)
+    /// Bytes that wait for grace, or may: a cache does not know.
+    fn waiting(&self) -> u64 {
+        lock(&self.inner).arena.waiting_bytes + self.front.bytes()
     }
 
     /// Polls for grace: briefly in any case, longer if more memory waits than
@@ -187,11 +248,11 @@ impl Pool {
         let polled = Duration::from_nanos(self.polled_ns.load(Ordering::Relaxed));
         let patience = policy::PATIENCE.saturating_sub(polled);
         let mut seen = self.grace.completed();
-        let mut long = false;
+        let (mut long, mut flushed) = (false, false);
         let mut found = None;
         for round in 0.. {
             if !self.grace.has_pending() {
-                if device.record_waits() || lock(&self.inner).arena.waiting_bytes == 0 {
+                if device.record_waits() || self.waiting() == 0 {
                     break;
                 }
                 self.fence(device);
@@ -200,17 +261,26 @@ impl Pool {
             let completed = self.grace.completed();
             if completed != seen {
                 seen = completed;
-                found = self.try_take(layout, requested, false);
+                found = self.take_cached(layout, requested).or_else(|| self.carve(layout, requested, false));
             }
             if found.is_some() || self.grace.is_lost() {
                 break;
             }
-            let waiting = lock(&self.inner).arena.waiting_bytes;
+            let waiting = self.waiting();
             let elapsed = device.now().saturating_sub(start);
             if waiting == 0 {
                 break;
             }
             if elapsed >= patience {
+                if waiting >= self.policy.inflight && !std::mem::replace(&mut flushed, true) {
+                    // What is complete in caches does not wait.
+                    self.flush();
+                    found = self.carve(layout, requested, false);
+                    if found.is_some() {
+                        break;
+                    }
+                    continue;
+                }
                 let may_wait = waiting >= self.policy.inflight
                     && self.grace.has_pending()
                     && self.stalled_at.load(Ordering::Relaxed) != completed;
@@ -241,8 +311,10 @@ impl Pool {
     /// Takes a new segment from the driver. `None` if there is no room.
     fn grow<D: Device>(&self, device: &D, layout: &Layout, requested: u64) -> Option<BlockInfo> {
         let _growing = lock(&self.growth);
-        // Another thread may have grown the pool while this one waited.
-        if let Some(block) = self.try_take(layout, requested, false) {
+        // Another thread may have grown the pool while this one waited; and
+        // what lies in caches may serve, joined.
+        self.flush();
+        if let Some(block) = self.carve(layout, requested, false) {
             return Some(block);
         }
         let exact = self.policy.exact_size(layout);
@@ -267,9 +339,7 @@ impl Pool {
                     let mut inner = lock(&self.inner);
                     inner.arena.add_segment(base, size, layout.kind);
                     inner.peak_reserved = inner.peak_reserved.max(inner.arena.reserved);
-                    let block = inner.arena.take(layout, requested, false);
-                    inner.peak_live = inner.peak_live.max(inner.arena.live);
-                    return block;
+                    return self.carve_locked(&mut inner, layout, requested, false);
                 }
                 Err(Refusal::OutOfMemory) => {}
                 Err(Refusal::Lost) => {
@@ -284,7 +354,7 @@ impl Pool {
     /// Memory is short: all grace, blocks meant for others, giving back.
     fn scrape_together<D: Device>(&self, device: &D, layout: &Layout, requested: u64) -> Option<BlockInfo> {
         self.complete_all(device);
-        if let Some(block) = self.try_take(layout, requested, true) {
+        if let Some(block) = self.carve(layout, requested, true) {
             return Some(block);
         }
         if self.grace.is_lost() || self.release_empty(device, self.policy.exact_size(layout), Which::All) == 0 {
@@ -296,6 +366,7 @@ impl Pool {
     /// Waits until nothing waits for grace any more, at most
     /// [`Policy::wait`]. Returns whether that was reached.
     pub fn complete_all<D: Device>(&self, device: &D) -> bool {
+        self.flush();
         let start = device.now();
         for round in 0.. {
             {
@@ -404,30 +475,40 @@ impl Pool {
 
     /// Whether a live block begins at `address`.
     pub fn begins_block(&self, address: u64) -> bool {
-        lock(&self.inner).arena.exact(address).is_some()
+        self.shared.find(address).is_some_and(|(_, header)| header.is_live())
     }
 
     /// The live block that contains `address`.
     pub fn containing(&self, address: u64) -> Option<BlockInfo> {
-        lock(&self.inner).arena.containing(address)
+        lock(&self.inner).arena.containing(&self.shared, address).map(|header| info(header, true))
     }
 
     /// Notes SYNC_MEMOPS for the live block that contains `address`.
     pub fn set_sync_memops(&self, address: u64, on: bool) {
-        lock(&self.inner).arena.set_sync_memops(address, on);
+        if let Some(header) = lock(&self.inner).arena.containing(&self.shared, address) {
+            header.sync_memops.store(u32::from(on), Ordering::Relaxed);
+        }
     }
 
     /// The segment of the live block that contains `address` takes no new
     /// blocks, and goes back to the driver when its last block is freed.
     /// Returns the segment's address and size.
     pub fn retire(&self, address: u64) -> Option<(u64, u64)> {
-        lock(&self.inner).arena.retire(address)
+        let (base, size) = lock(&self.inner).arena.retire(address)?;
+        // A cached block can become live again, and a live one cached, until
+        // every one has been seen live and its free diverted.
+        while lock(&self.inner).arena.divert_frees(&self.shared, base, size) {
+            self.flush();
+        }
+        Some((base, size))
     }
 
     /// Forgets all blocks and segments without touching the device, and
     /// returns the segments that there were.
     pub fn abandon(&self) -> Vec<(u64, u64)> {
-        lock(&self.inner).arena.drain()
+        let segments = lock(&self.inner).arena.drain(&self.shared);
+        self.front.flush(|_, _| {});
+        segments
     }
 
     /// Whether the context was seen to be lost.
@@ -445,33 +526,66 @@ impl Pool {
     pub fn usage(&self) -> Usage {
         let inner = lock(&self.inner);
         let arena = &inner.arena;
+        let cached = self.front.bytes();
         Usage {
-            live: arena.live,
-            waiting: arena.waiting_bytes,
+            live: arena.carved.saturating_sub(cached),
+            waiting: arena.waiting_bytes + cached,
             reserved: arena.reserved,
             peak_live: inner.peak_live,
             peak_reserved: inner.peak_reserved,
             unowned: arena.unowned,
             largest_free: arena.largest_free(),
-            live_blocks: arena.live_blocks() as u64,
+            carved_blocks: arena.carved_blocks() as u64,
             segments: arena.segment_count() as u64,
         }
     }
 
-    /// Bytes of segments without a live block.
+    /// Bytes of segments without a live block: what the program may count as
+    /// free. Moves with the program's own calls only.
     pub fn unowned(&self) -> u64 {
+        self.flush();
         lock(&self.inner).arena.unowned
     }
 
     /// Checks the structure; an error says what is wrong. For tests.
     pub fn validate(&self) -> Result<(), String> {
-        lock(&self.inner).arena.validate()
+        lock(&self.inner).arena.validate(&self.shared)
+    }
+
+    /// Counts since the pool was made.
+    pub fn counts(&self) -> stats::Counts {
+        let mut counts = self.counters.read();
+        counts.add(&self.front.counts());
+        counts
     }
 
     /// The limits in force.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
+}
+
+fn info(header: &Header, used: bool) -> BlockInfo {
+    BlockInfo {
+        address: header.address.load(Ordering::Relaxed),
+        requested: header.requested.load(Ordering::Relaxed),
+        size: header.size.load(Ordering::Relaxed),
+        id: header.id.load(Ordering::Relaxed),
+        used,
+        sync_memops: header.sync_memops.load(Ordering::Relaxed) != 0,
+    }
+}
+
+/// The block becomes the program's.
+#[inline]
+fn hand_out(mine: &mut Mine<'_>, header: &Header, requested: u64, used: bool) -> BlockInfo {
+    mine.cache.counts.hits += 1;
+    mine.cache.counts.reissues += u64::from(used);
+    header.requested.store(requested, Ordering::Relaxed);
+    header.id.store(mine.next_id(), Ordering::Relaxed);
+    header.sync_memops.store(0, Ordering::Relaxed);
+    header.owner.store(owner::LIVE, Ordering::Release);
+    info(header, used)
 }
 
 /// How a real device lets time pass between polls: first by spinning, then by

@@ -15,8 +15,8 @@ pub const NONE: u32 = u32::MAX;
 pub enum State {
     /// In the free list (or in a retired segment, where it waits to go back).
     Free,
-    /// With the program.
-    Live,
+    /// Carved out: with the program, or in a cache (its header says which).
+    Carved,
     /// Freed by the program in this epoch; its grace is not complete.
     Waiting(Epoch),
 }
@@ -28,10 +28,6 @@ pub struct Block {
     pub address: u64,
     /// Bytes, a multiple of the granule.
     pub size: u64,
-    /// Bytes that the program asked for; 0 unless live.
-    pub requested: u64,
-    /// Identity of this allocation, never used again; 0 unless live.
-    pub id: u64,
     /// Index of the segment.
     pub segment: u32,
     /// Neighbour at the lower address.
@@ -42,8 +38,6 @@ pub struct Block {
     pub state: State,
     /// Some byte of it was with the program before.
     pub used: bool,
-    /// The program set the SYNC_MEMOPS attribute on it.
-    pub sync_memops: bool,
 }
 
 /// One reservation from the driver.
@@ -57,8 +51,8 @@ pub struct Segment {
     pub kind: Kind,
     /// Takes no new blocks, and goes back to the driver when it is empty.
     pub retired: bool,
-    /// Blocks with the program.
-    pub live: u32,
+    /// Blocks that are carved out.
+    pub carved: u32,
     /// Blocks that wait for grace.
     pub waiting: u32,
     /// The block at `base`.

@@ -19,7 +19,7 @@ pub fn json() -> Value {
     let mut devices = Vec::new();
     for context in context::ever() {
         let usage = context.pool.usage();
-        let own = context.pool.counters.read();
+        let own = context.pool.counts();
         counts.add(&own);
         live += usage.live;
         waiting += usage.waiting;
@@ -37,7 +37,7 @@ pub fn json() -> Value {
             "peak_live_bytes": usage.peak_live,
             "peak_reserved_bytes": usage.peak_reserved,
             "largest_free_bytes": usage.largest_free,
-            "live_blocks": usage.live_blocks,
+            "carved_blocks": usage.carved_blocks,
             "segments": usage.segments,
             "inflight_limit_bytes": context.pool.policy().inflight,
         }));

@@ -1,28 +1,24 @@
-//! Address -> live block, also for addresses inside a block.
+//! Carved blocks by address, for addresses inside a block.
 
 use std::collections::BTreeMap;
 
-/// The live blocks of a pool, by address. Logarithmic in their number.
+/// The carved blocks of a pool by address. Logarithmic in their number.
 #[derive(Debug, Default)]
-pub struct Owners {
+pub struct Spans {
     blocks: BTreeMap<u64, u32>,
 }
 
-impl Owners {
+impl Spans {
     /// Records that `block` begins at `address`.
     pub fn insert(&mut self, address: u64, block: u32) {
         let old = self.blocks.insert(address, block);
         debug_assert_eq!(old, None);
     }
 
-    /// Forgets the block that begins at `address`, and returns it.
-    pub fn remove(&mut self, address: u64) -> Option<u32> {
-        self.blocks.remove(&address)
-    }
-
-    /// The block that begins exactly at `address`.
-    pub fn exact(&self, address: u64) -> Option<u32> {
-        self.blocks.get(&address).copied()
+    /// Forgets the block that begins at `address`.
+    pub fn remove(&mut self, address: u64) {
+        let was = self.blocks.remove(&address);
+        debug_assert!(was.is_some());
     }
 
     /// The last block that begins at or before `address`. Whether it reaches
@@ -31,7 +27,12 @@ impl Owners {
         self.blocks.range(..=address).next_back().map(|(_, block)| *block)
     }
 
-    /// Number of live blocks.
+    /// The blocks that begin in `[from, to)`.
+    pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = u32> + '_ {
+        self.blocks.range(from..to).map(|(_, block)| *block)
+    }
+
+    /// Number of carved blocks.
     pub fn count(&self) -> usize {
         self.blocks.len()
     }

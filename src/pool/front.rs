@@ -1,0 +1,223 @@
+//! The front of a pool: caches of freed blocks, so that a hit and a free share
+//! nothing with other threads.
+//!
+//! A cache belongs to a slot, and a thread to a slot for its life; threads
+//! beyond the number of slots share. Each slot has a lock, which its thread
+//! nearly always finds free, so that others can empty it: when memory is
+//! short, when the program asks what is free, when a segment is retired. There
+//! is nothing to do when a thread ends.
+//!
+//! A cached block waits for grace here as it would in the arena: it is handed
+//! out only when its epoch is complete.
+
+use super::grace::Epoch;
+use super::stats::Counts;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Blocks up to this many bytes are cached: for larger ones the arena's lock
+/// costs little next to the work on them, and coalescing matters more.
+pub const CACHED_MAX: u64 = 4 << 20;
+
+const SLOTS: usize = 64;
+/// Sizes that a cache holds at once.
+const BINS: usize = 16;
+/// Bits of an id below the slot's number.
+const ID_BITS: u32 = 38;
+
+/// Freed blocks of one size, oldest first.
+#[derive(Debug, Default)]
+struct Bin {
+    size: u64,
+    used_at: u64,
+    blocks: VecDeque<(Epoch, u32)>,
+}
+
+/// The cache of a slot.
+#[derive(Debug, Default)]
+pub struct Cache {
+    bins: [Bin; BINS],
+    in_use: bool,
+    ticks: u64,
+    next_id: u64,
+    bytes: u64,
+    /// Epoch of the last free here, and what was freed in it.
+    unfenced: (Epoch, u64, u32),
+    /// What this slot's threads did.
+    pub counts: Counts,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Slot {
+    cache: Mutex<Cache>,
+    /// Bytes in the cache, for a look without the lock.
+    bytes: AtomicU64,
+}
+
+/// All caches of a pool.
+#[derive(Debug)]
+pub struct Front {
+    slots: [Slot; SLOTS],
+    /// Slots that were used.
+    in_use: AtomicU64,
+}
+
+impl Default for Front {
+    fn default() -> Self {
+        Self { slots: std::array::from_fn(|_| Slot::default()), in_use: AtomicU64::new(0) }
+    }
+}
+
+/// The slot of the calling thread.
+fn my_slot() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        // No destructor: it works also while the thread and the process end.
+        static SLOT: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    SLOT.with(|slot| {
+        if slot.get() == usize::MAX {
+            slot.set(NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS);
+        }
+        slot.get()
+    })
+}
+
+fn lock(slot: &Slot) -> MutexGuard<'_, Cache> {
+    slot.cache.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The calling thread's cache, locked.
+pub struct Mine<'a> {
+    slot: &'a Slot,
+    number: u64,
+    /// The cache.
+    pub cache: MutexGuard<'a, Cache>,
+}
+
+impl Front {
+    /// The calling thread's cache.
+    #[inline]
+    pub fn mine(&self) -> Mine<'_> {
+        let number = my_slot();
+        let slot = &self.slots[number];
+        let mut cache = lock(slot);
+        if !std::mem::replace(&mut cache.in_use, true) {
+            self.in_use.fetch_add(1, Ordering::Relaxed);
+        }
+        Mine { slot, number: number as u64, cache }
+    }
+
+    /// Slots that were used so far, at least 1.
+    #[inline]
+    pub fn slots_in_use(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Bytes in all caches.
+    pub fn bytes(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Empties every cache into `take`. A block that is on its way into a
+    /// cache meanwhile may be missed.
+    pub fn flush(&self, mut take: impl FnMut(Epoch, u32)) {
+        for slot in self.slots.iter().filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0) {
+            let mut cache = lock(slot);
+            for bin in &mut cache.bins {
+                bin.blocks.drain(..).for_each(|(epoch, index)| take(epoch, index));
+            }
+            cache.bytes = 0;
+            slot.bytes.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Sum of the counts of all slots.
+    pub fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        self.slots.iter().for_each(|slot| sum.add(&lock(slot).counts));
+        sum
+    }
+}
+
+impl Mine<'_> {
+    /// A block of exactly `size` bytes whose epoch is complete.
+    #[inline]
+    pub fn take(&mut self, size: u64, completed: Epoch) -> Option<u32> {
+        let cache = &mut *self.cache;
+        let bin = cache.bins.iter_mut().find(|bin| bin.size == size)?;
+        let &(epoch, index) = bin.blocks.front()?;
+        if epoch > completed {
+            return None;
+        }
+        bin.blocks.pop_front();
+        cache.ticks += 1;
+        bin.used_at = cache.ticks;
+        cache.bytes -= size;
+        self.slot.bytes.store(cache.bytes, Ordering::Relaxed);
+        Some(index)
+    }
+
+    /// Takes in a block of `size` bytes freed in `epoch`. Whatever has to
+    /// leave the cache, because it holds more than `budget` bytes or too many
+    /// sizes, goes to `spill`, oldest first.
+    #[inline]
+    pub fn put(&mut self, size: u64, epoch: Epoch, index: u32, budget: u64, spill: &mut Vec<(Epoch, u32)>) {
+        let cache = &mut *self.cache;
+        cache.ticks += 1;
+        let place = match cache.bins.iter().position(|bin| bin.size == size) {
+            Some(place) => place,
+            None => cache.make_room(size, spill),
+        };
+        let bin = &mut cache.bins[place];
+        bin.used_at = cache.ticks;
+        bin.blocks.push_back((epoch, index));
+        cache.bytes += size;
+        if cache.bytes > budget {
+            cache.spill_half(spill);
+        }
+        self.slot.bytes.store(cache.bytes, Ordering::Relaxed);
+    }
+
+    /// Notes a free of `size` bytes in `epoch`; what was freed in it here.
+    #[inline]
+    pub fn freed(&mut self, epoch: Epoch, size: u64) -> (u64, u32) {
+        let (last, bytes, frees) = self.cache.unfenced;
+        let sum = if last == epoch { (epoch, bytes + size, frees + 1) } else { (epoch, size, 1) };
+        self.cache.unfenced = sum;
+        (sum.1, sum.2)
+    }
+
+    /// An identity that no other allocation of the pool gets.
+    #[inline]
+    pub fn next_id(&mut self) -> u64 {
+        self.cache.next_id += 1;
+        (self.number << ID_BITS) | self.cache.next_id
+    }
+}
+
+impl Cache {
+    /// A bin for `size`: a new one, or that of the size not used for longest.
+    #[cold]
+    fn make_room(&mut self, size: u64, spill: &mut Vec<(Epoch, u32)>) -> usize {
+        let oldest = (0..BINS).min_by_key(|place| self.bins[*place].used_at).unwrap_or(0);
+        let bin = &mut self.bins[oldest];
+        self.bytes -= bin.size * bin.blocks.len() as u64;
+        spill.extend(bin.blocks.drain(..));
+        bin.size = size;
+        oldest
+    }
+
+    /// The older half of every bin leaves.
+    #[cold]
+    fn spill_half(&mut self, spill: &mut Vec<(Epoch, u32)>) {
+        for bin in &mut self.bins {
+            let count = bin.blocks.len().div_ceil(2);
+            self.bytes -= bin.size * count as u64;
+            spill.extend(bin.blocks.drain(..count));
+        }
+    }
+}
