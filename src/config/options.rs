@@ -118,7 +118,7 @@ pub static OPTIONS: &[Opt] = &[
     option!("HOST_MAX" => host_max, default "none", since not_yet("none"),
         accepts "none, a size in bytes or with K, M, G or T, or a percentage of the device from 0% to 100%",
         "most pinned host memory that the pool may hold"),
-    option!("IPC" => ipc, default "share", since not_yet("deny"),
+    option!("IPC" => ipc, default "share", since V0_1,
         accepts "share, isolate or deny",
         "handles of pooled memory for other processes: `share`: of the block asked for; `isolate`: each allocation of 2 MiB and more has a segment of its own, so that an importer can see no other block; `deny`: refused"),
     option!("BACKEND" => backend, default "driver", since not_yet("driver"),
