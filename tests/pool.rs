@@ -14,7 +14,12 @@ const MIB: u64 = 1 << 20;
 const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
 
 fn policy(max: u64) -> Policy {
-    Policy { max, inflight: 64 * MIB, wait: Duration::from_millis(1), isolate: false }
+    Policy {
+        max,
+        inflight: 64 * MIB,
+        wait: Duration::from_millis(1),
+        isolate: false,
+    }
 }
 
 fn block(pool: &Pool, device: &Model, bytes: u64) -> BlockInfo {
@@ -70,10 +75,16 @@ fn run(ops: &[Op], per_pause: u64) -> u64 {
                 if let Outcome::Block(new) = pool.alloc(&device, bytes) {
                     device.handed_out(new.address, new.size);
                     let align = if bytes > SMALL_MAX { PAGE } else { GRANULE };
-                    assert_eq!(new.address % align, 0, "{bytes} bytes at {:#x}", new.address);
+                    assert_eq!(
+                        new.address % align,
+                        0,
+                        "{bytes} bytes at {:#x}",
+                        new.address
+                    );
                     assert!(new.requested == bytes && new.size >= bytes);
                     for other in &live {
-                        let apart = new.address >= other.address + other.size || other.address >= new.address + new.size;
+                        let apart = new.address >= other.address + other.size
+                            || other.address >= new.address + new.size;
                         assert!(apart, "{new:x?} overlaps {other:x?}");
                     }
                     assert!(live.iter().all(|other| other.id != new.id));
@@ -86,7 +97,11 @@ fn run(ops: &[Op], per_pause: u64) -> u64 {
             }
             Op::Free(which) if !live.is_empty() => {
                 let old = live.swap_remove(which % live.len());
-                assert_eq!(pool.containing(old.address + old.requested - 1).map(|b| b.id), Some(old.id));
+                assert_eq!(
+                    pool.containing(old.address + old.requested - 1)
+                        .map(|b| b.id),
+                    Some(old.id)
+                );
                 assert!(pool.free(&device, old.address));
                 assert!(!pool.free(&device, old.address), "freed twice");
             }
@@ -121,7 +136,11 @@ fn run(ops: &[Op], per_pause: u64) -> u64 {
     if !NO_GRACE {
         pool.trim(&device);
         assert_eq!(pool.usage().reserved, 0, "{:?}", pool.usage());
-        assert_eq!(device.state.lock().unwrap().released_while_busy, 0, "gave memory back while the GPU was busy");
+        assert_eq!(
+            device.state.lock().unwrap().released_while_busy,
+            0,
+            "gave memory back while the GPU was busy"
+        );
     }
     device.state.lock().unwrap().violations
 }
@@ -165,14 +184,20 @@ fn pending_work_keeps_its_memory() {
 fn the_inflight_limit_bounds_memory() {
     let device = Model::new(1 << 34);
     device.state.lock().unwrap().per_pause = 1;
-    let pool = Pool::new(Policy { wait: Duration::from_secs(10), ..policy(u64::MAX) });
+    let pool = Pool::new(Policy {
+        wait: Duration::from_secs(10),
+        ..policy(u64::MAX)
+    });
     for _ in 0..2000 {
         let a = block(&pool, &device, 4 * MIB);
         device.submit(a.address, a.requested);
         assert!(pool.free(&device, a.address));
     }
     let usage = pool.usage();
-    assert!(NO_GRACE || usage.peak_reserved <= 64 * MIB + 2 * 32 * MIB, "{usage:?}");
+    assert!(
+        NO_GRACE || usage.peak_reserved <= 64 * MIB + 2 * 32 * MIB,
+        "{usage:?}"
+    );
 }
 
 /// Case 25: the GPU makes no progress until this thread has its memory. The
@@ -194,7 +219,10 @@ fn a_wait_is_bounded_and_not_repeated() {
     fill(100);
     let counters = pool.counts();
     assert_eq!(counters.wait_timeouts, 1, "{counters:?}");
-    assert!(counters.wait_ns >= 1_000_000 && counters.wait_ns < 2_000_000, "{counters:?}");
+    assert!(
+        counters.wait_ns >= 1_000_000 && counters.wait_ns < 2_000_000,
+        "{counters:?}"
+    );
     // Once something passes, waiting is worth trying again.
     device.finish(1000);
     let a = block(&pool, &device, 4 * MIB);
@@ -217,12 +245,18 @@ fn captures_postpone_fences() {
     assert!(pool.free(&device, a.address));
     let mut blocks: Vec<_> = (0..100).map(|_| block(&pool, &device, 4 * MIB)).collect();
     assert!(blocks.iter().all(|b| b.address != a.address));
-    blocks.drain(..).for_each(|b| assert!(pool.free(&device, b.address)));
+    blocks
+        .drain(..)
+        .for_each(|b| assert!(pool.free(&device, b.address)));
     assert_eq!(pool.usage().waiting, 101 * 4 * MIB);
     device.state.lock().unwrap().capturing = false;
     let reserved = pool.usage().reserved;
     (0..100).for_each(|_| blocks.push(block(&pool, &device, 4 * MIB)));
-    assert_eq!(pool.usage().reserved, reserved, "memory freed during a capture did not come back");
+    assert_eq!(
+        pool.usage().reserved,
+        reserved,
+        "memory freed during a capture did not come back"
+    );
 }
 
 /// Memory is short: grace is waited for, empty segments of other kinds are
@@ -368,7 +402,10 @@ fn threads_and_a_lagging_gpu() {
                         assert!(round % 7 != 0 || !pool.free(device, b.address) || NO_GRACE);
                     }
                     if let Ok(other) = from.try_recv() {
-                        assert!(pool.containing(other.address + other.requested / 2).is_some_and(|o| o.id == other.id));
+                        assert!(
+                            pool.containing(other.address + other.requested / 2)
+                                .is_some_and(|o| o.id == other.id)
+                        );
                         assert!(pool.free(device, other.address));
                     }
                     match round % 257 {

@@ -12,7 +12,8 @@
 //! A fence that is still pending when a capture begins does no harm.
 
 use super::abi::{
-    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, CUcontext, CUresult, CUstream, STREAM_CAPTURE_UNSUPPORTED, SUCCESS,
+    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, CUcontext, CUresult, CUstream,
+    STREAM_CAPTURE_UNSUPPORTED, SUCCESS,
 };
 use super::driver::{function, real};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,7 +89,12 @@ pub fn begin(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresult) -> CU
         // SAFETY: `context` is valid for a write; the stream has just been
         // accepted by the driver.
         unsafe { real::cuStreamGetCtx(stream, &raw mut context) };
-        gate.push(Capture { stream: stream_id(stream), context, thread: thread_id(), mode });
+        gate.push(Capture {
+            stream: stream_id(stream),
+            context,
+            thread: thread_id(),
+            mode,
+        });
         OPEN.store(gate.len(), Ordering::Release);
     }
     result
@@ -147,7 +153,9 @@ pub fn own_thread_restricted() -> bool {
         return false;
     }
     let me = thread_id();
-    let own = lock().iter().any(|capture| capture.thread == me && capture.mode != CAPTURE_MODE_RELAXED);
+    let own = lock()
+        .iter()
+        .any(|capture| capture.thread == me && capture.mode != CAPTURE_MODE_RELAXED);
     own && Relaxed::enter().previous() != CAPTURE_MODE_RELAXED
 }
 

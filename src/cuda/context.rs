@@ -56,7 +56,11 @@ pub struct Context {
 /// Whose segment an address lies in, for all pools.
 pub static SEGMENTS: SegmentMap<Context> = SegmentMap::new();
 
-static REGISTRY: RwLock<Registry> = RwLock::new(Registry { contexts: Vec::new(), ended: Vec::new(), green: Vec::new() });
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
+    contexts: Vec::new(),
+    ended: Vec::new(),
+    green: Vec::new(),
+});
 /// Grows whenever what is known about a handle may have changed.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 static CONFIG: OnceLock<&'static Config> = OnceLock::new();
@@ -102,9 +106,22 @@ impl Context {
         self.status() == Status::Serving && !self.pool.is_lost()
     }
 
+    /// Whether the driver answers every call in this context with an error, as
+    /// after a kernel fault.
+    pub fn answers_errors(&self) -> bool {
+        let Some(_entered) = Entered::enter(self.handle) else {
+            return true;
+        };
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid for writes, and the context is current.
+        unsafe { real::cuMemGetInfo_v2(&raw mut free, &raw mut total) != SUCCESS }
+    }
+
     /// GPUPOOL_PREALLOC, at the first use of the context's pool.
     pub fn preallocate_once(&'static self) {
-        if self.preallocated.load(Ordering::Relaxed) || self.preallocated.swap(true, Ordering::AcqRel) {
+        if self.preallocated.load(Ordering::Relaxed)
+            || self.preallocated.swap(true, Ordering::AcqRel)
+        {
             return;
         }
         let Some(config) = CONFIG.get() else { return };
@@ -112,7 +129,10 @@ impl Context {
         if wanted > 0 {
             let taken = self.pool.preallocate(&self, wanted);
             if taken < wanted {
-                log::warn!("GPUPOOL_PREALLOC: device {} gave {taken} of {wanted} bytes", self.device);
+                log::warn!(
+                    "GPUPOOL_PREALLOC: device {} gave {taken} of {wanted} bytes",
+                    self.device
+                );
             }
         }
     }
@@ -143,11 +163,19 @@ pub fn current() -> Option<&'static Context> {
 
 fn find(handle: CUcontext) -> Option<&'static Context> {
     let registry = read();
-    let by_handle = registry.contexts.iter().find(|context| context.handle == handle).copied();
+    let by_handle = registry
+        .contexts
+        .iter()
+        .find(|context| context.handle == handle)
+        .copied();
     by_handle.or_else(|| {
         // A green context counts as its device's primary one.
         let (_, device) = registry.green.iter().find(|green| green.0 == handle)?;
-        registry.contexts.iter().find(|context| context.primary && context.device == *device).copied()
+        registry
+            .contexts
+            .iter()
+            .find(|context| context.primary && context.device == *device)
+            .copied()
     })
 }
 
@@ -172,7 +200,9 @@ fn discover(handle: CUcontext, created: bool) -> Option<&'static Context> {
     }
     // Neither primary nor seen being made: how fences cover it is not known.
     let id = id_of(handle);
-    log::warn!("a context of unknown kind on device {device} is used (id {id}): its calls are left to the driver");
+    log::warn!(
+        "a context of unknown kind on device {device} is used (id {id}): its calls are left to the driver"
+    );
     register(handle, device, false, Status::Aside)
 }
 
@@ -192,7 +222,9 @@ fn primary_of(device: CUdevice) -> Option<CUcontext> {
     // SAFETY: all arguments are valid for writes. Retaining an active primary
     // context and releasing it again changes only its count.
     unsafe {
-        if real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) != SUCCESS || active == 0 {
+        if real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) != SUCCESS
+            || active == 0
+        {
             return None;
         }
         if real::cuDevicePrimaryCtxRetain(&raw mut handle, device) != SUCCESS {
@@ -203,7 +235,12 @@ fn primary_of(device: CUdevice) -> Option<CUcontext> {
     Some(handle)
 }
 
-fn register(handle: CUcontext, device: CUdevice, primary: bool, status: Status) -> Option<&'static Context> {
+fn register(
+    handle: CUcontext,
+    device: CUdevice,
+    primary: bool,
+    status: Status,
+) -> Option<&'static Context> {
     let config = CONFIG.get()?;
     let mut total = 0usize;
     // SAFETY: `total` is valid for a write.
@@ -222,7 +259,11 @@ fn register(handle: CUcontext, device: CUdevice, primary: bool, status: Status) 
     let mut result = None;
     changed(|registry| {
         // Another thread may have been faster.
-        if let Some(known) = registry.contexts.iter().find(|context| context.handle == handle) {
+        if let Some(known) = registry
+            .contexts
+            .iter()
+            .find(|context| context.handle == handle)
+        {
             result = Some(*known);
             return;
         }
@@ -257,7 +298,9 @@ pub fn created(handle: CUcontext) {
 
 /// `cuCtxFromGreenCtx` returned `handle`.
 pub fn green(handle: CUcontext) {
-    let Some(_entered) = Entered::enter(handle) else { return };
+    let Some(_entered) = Entered::enter(handle) else {
+        return;
+    };
     let mut device: CUdevice = 0;
     // SAFETY: `device` is valid for a write.
     if unsafe { real::cuCtxGetDevice(&raw mut device) } == SUCCESS {
@@ -278,7 +321,11 @@ pub fn discover_primaries() {
         return;
     }
     for device in 0..count {
-        if read().contexts.iter().any(|context| context.primary && context.device == device) {
+        if read()
+            .contexts
+            .iter()
+            .any(|context| context.primary && context.device == device)
+        {
             continue;
         }
         if let Some(handle) = primary_of(device) {
@@ -295,35 +342,58 @@ pub fn all() -> Vec<&'static Context> {
 /// All contexts that were ever known, for the statistics.
 pub fn ever() -> Vec<&'static Context> {
     let registry = read();
-    registry.contexts.iter().chain(&registry.ended).copied().collect()
+    registry
+        .contexts
+        .iter()
+        .chain(&registry.ended)
+        .copied()
+        .collect()
 }
 
 /// The device's primary context, if it is known.
 pub fn primary(device: CUdevice) -> Option<&'static Context> {
-    read().contexts.iter().find(|context| context.primary && context.device == device).copied()
+    read()
+        .contexts
+        .iter()
+        .find(|context| context.primary && context.device == device)
+        .copied()
 }
 
 /// The known context behind `handle`.
 pub fn by_handle(handle: CUcontext) -> Option<&'static Context> {
-    read().contexts.iter().find(|context| context.handle == handle).copied()
+    read()
+        .contexts
+        .iter()
+        .find(|context| context.handle == handle)
+        .copied()
 }
 
 /// Runs a call that may end `context`; `ended` looks at the result. While it
 /// runs, nothing is served from the pool and no fence can complete; if the
 /// context has ended, its pool is dropped without touching the driver, and
 /// every pointer from before is foreign.
-pub fn closing<R>(context: Option<&'static Context>, call: impl FnOnce() -> R, ended: impl FnOnce(&R) -> bool) -> R {
-    let Some(context) = context else { return call() };
+pub fn closing<R>(
+    context: Option<&'static Context>,
+    call: impl FnOnce() -> R,
+    ended: impl FnOnce(&R) -> bool,
+) -> R {
+    let Some(context) = context else {
+        return call();
+    };
     context.closing.fetch_add(1, Ordering::AcqRel);
     let result = call();
-    if ended(&result) && context.status.swap(Status::Gone as u8, Ordering::AcqRel) != Status::Gone as u8 {
+    if ended(&result)
+        && context.status.swap(Status::Gone as u8, Ordering::AcqRel) != Status::Gone as u8
+    {
         for (base, size) in context.pool.abandon() {
             SEGMENTS.remove(base, size, context);
         }
         context.fences.forget();
         capture::context_gone(context.handle);
         changed(|registry| {
-            registry.contexts.retain(|known| !std::ptr::eq(*known, context));
+            registry
+                .contexts
+                .retain(|known| !std::ptr::eq(*known, context));
             registry.ended.push(context);
         });
     }
@@ -335,7 +405,10 @@ pub fn closing<R>(context: Option<&'static Context>, call: impl FnOnce() -> R, e
 pub fn primary_is_active(device: CUdevice) -> bool {
     let (mut flags, mut active) = (0, 0);
     // SAFETY: both are valid for writes.
-    unsafe { real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) == SUCCESS && active != 0 }
+    unsafe {
+        real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) == SUCCESS
+            && active != 0
+    }
 }
 
 /// While this lives, a context is current in this thread and the thread's
@@ -356,7 +429,10 @@ impl Entered {
             if !known && real::cuCtxPushCurrent_v2(handle) != SUCCESS {
                 return None;
             }
-            Some(Self { pushed: !known, _relaxed: relaxed })
+            Some(Self {
+                pushed: !known,
+                _relaxed: relaxed,
+            })
         }
     }
 }

@@ -50,7 +50,10 @@ impl Device for &'static Context {
             SUCCESS => {}
             OUT_OF_MEMORY => return Err(Refusal::OutOfMemory),
             other => {
-                log::debug!("cuMemAlloc of a segment: error {other} in context {:#x}", self.id);
+                log::debug!(
+                    "cuMemAlloc of a segment: error {other} in context {:#x}",
+                    self.id
+                );
                 return Err(Refusal::Lost);
             }
         }
@@ -74,7 +77,10 @@ impl Device for &'static Context {
         // complete; cuMemFree needs no current context.
         let result = unsafe { real::cuMemFree_v2(address) };
         if result != SUCCESS {
-            log::debug!("cuMemFree of a segment: error {result} in context {:#x}", self.id);
+            log::debug!(
+                "cuMemFree of a segment: error {result} in context {:#x}",
+                self.id
+            );
         }
     }
 
@@ -96,7 +102,9 @@ impl Device for &'static Context {
     }
 
     fn headroom(&self) -> u64 {
-        let Some(_entered) = Entered::enter(self.handle) else { return 0 };
+        let Some(_entered) = Entered::enter(self.handle) else {
+            return 0;
+        };
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: both are valid for writes, and the context is current.
         match unsafe { real::cuMemGetInfo_v2(&raw mut free, &raw mut total) } {

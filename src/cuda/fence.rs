@@ -11,6 +11,7 @@ use super::capture::{self, NoCapture, Relaxed};
 use super::context::{self, Context, Entered, Status};
 use super::driver::{has_context_events, real};
 use crate::pool::device::{Passed, Recorded, SLOTS};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The recorded fences of a pool, and the spare events of its context.
@@ -18,6 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Fences {
     slots: Mutex<[Vec<(&'static Context, CUevent)>; SLOTS]>,
     spare: Mutex<Vec<CUevent>>,
+    /// Attempts to record that failed in a row.
+    failures: AtomicU32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -33,13 +36,16 @@ impl Fences {
 
 /// Why an event could not be recorded.
 enum Failed {
-    /// A capture of which nothing was known is open.
-    Capture,
-    /// The context is on its way out.
-    Closing,
-    /// Anything else: the context is lost.
+    /// A later attempt may succeed: a capture of which nothing was known is
+    /// open, the context is on its way out, or this one call failed.
+    NotNow,
+    /// The context answers every call with an error.
     Lost,
 }
+
+/// Attempts in a row that may fail while the context is otherwise well; after
+/// that many it counts as lost, as nothing could ever be reissued.
+const FAILURES: u32 = 64;
 
 impl Context {
     /// An event of this context that is not pending.
@@ -50,7 +56,8 @@ impl Context {
         let _entered = Entered::enter(self.handle)?;
         let mut event: CUevent = 0;
         // SAFETY: `event` is valid for a write, and the context is current.
-        (unsafe { real::cuEventCreate(&raw mut event, EVENT_DISABLE_TIMING) } == SUCCESS).then_some(event)
+        (unsafe { real::cuEventCreate(&raw mut event, EVENT_DISABLE_TIMING) } == SUCCESS)
+            .then_some(event)
     }
 
     /// Gives back an event that was seen to have passed, or never recorded.
@@ -61,19 +68,28 @@ impl Context {
     /// Records an event over everything submitted to this context so far.
     fn record_event(&self, _gate: &NoCapture) -> Result<CUevent, Failed> {
         if matches!(self.status(), Status::Closing | Status::Gone) {
-            return Err(Failed::Closing);
+            return Err(Failed::NotNow);
         }
         let failed = |result| match self.status() {
-            Status::Closing | Status::Gone => Failed::Closing,
-            _ if capture::says_capture(result) => Failed::Capture,
-            _ => Failed::Lost,
+            Status::Closing | Status::Gone => Failed::NotNow,
+            _ if capture::says_capture(result) => Failed::NotNow,
+            _ if self.answers_errors() => Failed::Lost,
+            _ if self.fences.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES => {
+                Failed::Lost
+            }
+            _ => Failed::NotNow,
         };
-        let Some(event) = self.take_event() else { return Err(failed(0)) };
+        let Some(event) = self.take_event() else {
+            return Err(failed(0));
+        };
         // SAFETY: the context was known a moment ago, and the event is its
         // own and not pending; for a context that has just ended the driver
         // answers with an error.
         match unsafe { real::cuCtxRecordEvent(self.handle, event) } {
-            SUCCESS => Ok(event),
+            SUCCESS => {
+                self.fences.failures.store(0, Ordering::Relaxed);
+                Ok(event)
+            }
             result => {
                 log::debug!("cuCtxRecordEvent: error {result} in context {:#x}", self.id);
                 discard(event);
@@ -84,7 +100,9 @@ impl Context {
 
     /// [`crate::pool::Device::record`].
     pub(super) fn record_fence(&self, slot: usize) -> Recorded {
-        let Some(gate) = capture::try_no_capture() else { return Recorded::NotNow };
+        let Some(gate) = capture::try_no_capture() else {
+            return Recorded::NotNow;
+        };
         context::discover_primaries();
         if !has_context_events() {
             return self.synchronize_all(&gate);
@@ -99,7 +117,7 @@ impl Context {
                     }
                     return match failed {
                         Failed::Lost => Recorded::Lost,
-                        Failed::Capture | Failed::Closing => Recorded::NotNow,
+                        Failed::NotNow => Recorded::NotNow,
                     };
                 }
             }
@@ -136,7 +154,9 @@ impl Context {
             if matches!(context.status(), Status::Closing | Status::Gone) {
                 return Recorded::NotNow;
             }
-            let Some(_entered) = Entered::enter(context.handle) else { return Recorded::Lost };
+            let Some(_entered) = Entered::enter(context.handle) else {
+                return Recorded::Lost;
+            };
             // SAFETY: no arguments; the context is current, and the gate keeps
             // captures away, which this call would break.
             match unsafe { real::cuCtxSynchronize() } {
@@ -153,7 +173,9 @@ impl Context {
     /// bounded, as natively. Does nothing while a capture is open.
     pub fn wait_for_earlier_work(&self) {
         let event = {
-            let Some(gate) = capture::no_capture() else { return };
+            let Some(gate) = capture::no_capture() else {
+                return;
+            };
             if !has_context_events() {
                 self.synchronize_all(&gate);
                 return;
@@ -180,12 +202,16 @@ impl Context {
     /// device; the CPU does not wait. Does nothing while a capture is open.
     /// Costs about 1 µs of GPU time; streams do not overlap across it.
     pub fn order_later_work(&self) {
-        let Some(gate) = capture::no_capture() else { return };
+        let Some(gate) = capture::no_capture() else {
+            return;
+        };
         if !has_context_events() {
             self.synchronize_all(&gate);
             return;
         }
-        let Ok(event) = self.record_event(&gate) else { return };
+        let Ok(event) = self.record_event(&gate) else {
+            return;
+        };
         // SAFETY: the event was just recorded in this context. The wait takes
         // what the event stands for now, so that it may be destroyed at once.
         let result = unsafe { real::cuCtxWaitEvent(self.handle, event) };

@@ -14,8 +14,16 @@ pub const POISON: u8 = 0xDB;
 /// done, so that the program may use the block on any stream. On a stream of
 /// its own, so that it waits for no work of the program. False if it was not
 /// done within `limit`, after which the block must not be used.
-pub fn fill(context: &Context, address: CUdeviceptr, bytes: u64, value: u8, limit: Duration) -> bool {
-    let Some(_entered) = Entered::enter(context.handle) else { return false };
+pub fn fill(
+    context: &Context,
+    address: CUdeviceptr,
+    bytes: u64,
+    value: u8,
+    limit: Duration,
+) -> bool {
+    let Some(_entered) = Entered::enter(context.handle) else {
+        return false;
+    };
     let mut stream: CUstream = 0;
     let start = Instant::now();
     let _relaxed = Relaxed::enter();

@@ -62,7 +62,9 @@ impl Handle {
     /// if the segment's handle does not look as expected, or the offset does
     /// not fit its field.
     fn narrowed(&self, segment_size: u64, offset: u64, bytes: u64) -> Option<Self> {
-        let expected = self.size() == segment_size && self.pages() == segment_size / 4096 && self.offset() == 0;
+        let expected = self.size() == segment_size
+            && self.pages() == segment_size / 4096
+            && self.offset() == 0;
         let offset = u32::try_from(offset).ok().filter(|_| expected)?;
         let mut narrowed = *self;
         narrowed.0[16..24].copy_from_slice(&bytes.to_le_bytes());
@@ -82,7 +84,13 @@ pub enum Refused {
 
 /// A handle of `[address, address + bytes)` in the segment
 /// `[base, base + size)` of `context`.
-pub fn handle(context: &Context, base: u64, size: u64, address: u64, bytes: u64) -> Result<Handle, Refused> {
+pub fn handle(
+    context: &Context,
+    base: u64,
+    size: u64,
+    address: u64,
+    bytes: u64,
+) -> Result<Handle, Refused> {
     let _entered = Entered::enter(context.handle).ok_or(Refused::Layout)?;
     let whole = Handle::of(base).map_err(Refused::Driver)?;
     if address == base && bytes == size {
@@ -91,7 +99,9 @@ pub fn handle(context: &Context, base: u64, size: u64, address: u64, bytes: u64)
     if !layout_is_known() {
         return Err(Refused::Layout);
     }
-    whole.narrowed(size, address - base, bytes).ok_or(Refused::Layout)
+    whole
+        .narrowed(size, address - base, bytes)
+        .ok_or(Refused::Layout)
 }
 
 /// Whether this driver's handles are laid out as known. Asked of the driver
@@ -147,7 +157,10 @@ mod tests {
         whole.0[24..28].copy_from_slice(&(8192u32).to_le_bytes());
         whole.0[28..32].copy_from_slice(&0u32.to_le_bytes());
         let block = whole.narrowed(32 << 20, 4 << 20, 100).unwrap();
-        assert_eq!((block.size(), block.offset(), block.pages()), (100, 4 << 20, 8192));
+        assert_eq!(
+            (block.size(), block.offset(), block.pages()),
+            (100, 4 << 20, 8192)
+        );
         assert_eq!(block.0[..16], whole.0[..16]);
         assert_eq!(block.0[32..], whole.0[32..]);
         assert_eq!(whole.narrowed(64 << 20, 0, 100), None);

@@ -32,7 +32,9 @@ pub fn on_libcuda(libcuda: &Libcuda) {
         .collect();
     let mut mode = process::config().mode;
     if mode == Mode::Pool && super::sanitizer::is_loaded() {
-        log::info!("compute-sanitizer is loaded: allocations stay native, so that its findings are");
+        log::info!(
+            "compute-sanitizer is loaded: allocations stay native, so that its findings are"
+        );
         mode = Mode::Observe;
     }
     match patch::install(&entries) {
@@ -40,7 +42,11 @@ pub fn on_libcuda(libcuda: &Libcuda) {
             for skipped in &installed.skipped {
                 log::info!("{skipped}; calls of it pass");
             }
-            log::info!("{} entry points of {:?} patched, mode {mode:?}", installed.patched.len(), libcuda.path());
+            log::info!(
+                "{} entry points of {:?} patched, mode {mode:?}",
+                installed.patched.len(),
+                libcuda.path()
+            );
             process::activate(mode);
         }
         Err(refused) => log::warn!("the program runs without the pool: {refused}"),
@@ -50,5 +56,7 @@ pub fn on_libcuda(libcuda: &Libcuda) {
 /// libcuda was in use before it was first seen here: other threads may be
 /// inside it, so it is left alone.
 pub fn too_late() {
-    log::warn!("the program runs without the pool: the driver was in use before the library saw it arrive");
+    log::warn!(
+        "the program runs without the pool: the driver was in use before the library saw it arrive"
+    );
 }

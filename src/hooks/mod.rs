@@ -3,13 +3,13 @@
 //! memory in `pool`.
 
 pub mod arrival;
+mod entry;
 pub mod install;
 pub mod next;
 pub mod objects;
 pub mod patch;
+mod query;
 pub mod runtime;
 pub mod sanitizer;
-mod entry;
-mod query;
 mod serve;
 mod table;

@@ -6,8 +6,8 @@
 
 use crate::config::Ipc;
 use crate::cuda::abi::{
-    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_P2P_TOKENS,
-    ATTRIBUTE_RANGE_SIZE, ATTRIBUTE_RANGE_START_ADDR, ATTRIBUTE_SYNC_MEMOPS, CUdeviceptr, CUresult, NOT_SUPPORTED,
+    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_P2P_TOKENS, ATTRIBUTE_RANGE_SIZE,
+    ATTRIBUTE_RANGE_START_ADDR, ATTRIBUTE_SYNC_MEMOPS, CUdeviceptr, CUresult, NOT_SUPPORTED,
     SUCCESS,
 };
 use crate::cuda::context::{self, Context};
@@ -28,7 +28,9 @@ enum Whose {
 }
 
 fn whose(address: CUdeviceptr) -> Whose {
-    let Some(owner) = SEGMENTS.get(address) else { return Whose::Foreign };
+    let Some(owner) = SEGMENTS.get(address) else {
+        return Whose::Foreign;
+    };
     if process::state() != State::Pool {
         return Whose::Foreign;
     }
@@ -50,7 +52,13 @@ pub unsafe fn memory_info(free: *mut usize, total: *mut usize) -> CUresult {
     let ours = shielded(|| {
         let here = context::current()?;
         let same = |context: &&'static Context| context.device == here.device && context.serves();
-        Some(context::all().into_iter().filter(same).map(|context| context.pool.unowned()).sum::<u64>())
+        Some(
+            context::all()
+                .into_iter()
+                .filter(same)
+                .map(|context| context.pool.unowned())
+                .sum::<u64>(),
+        )
     });
     if let Some(Some(bytes)) = ours {
         // SAFETY: the successful call has just written it.
@@ -60,7 +68,11 @@ pub unsafe fn memory_info(free: *mut usize, total: *mut usize) -> CUresult {
 }
 
 /// cuMemGetAddressRange.
-pub unsafe fn address_range(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) -> CUresult {
+pub unsafe fn address_range(
+    base: *mut CUdeviceptr,
+    size: *mut usize,
+    address: CUdeviceptr,
+) -> CUresult {
     let (ask, block) = match whose(address) {
         Whose::Foreign => (address, None),
         Whose::Nobody => (NEVER_VALID, None),
@@ -100,9 +112,13 @@ unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &Bl
     unsafe {
         match attribute {
             ATTRIBUTE_RANGE_START_ADDR => data.cast::<u64>().write_unaligned(block.address),
-            ATTRIBUTE_RANGE_SIZE => data.cast::<usize>().write_unaligned(block.requested as usize),
+            ATTRIBUTE_RANGE_SIZE => data
+                .cast::<usize>()
+                .write_unaligned(block.requested as usize),
             ATTRIBUTE_BUFFER_ID => data.cast::<u64>().write_unaligned(buffer_id(owner, block)),
-            ATTRIBUTE_SYNC_MEMOPS => data.cast::<u32>().write_unaligned(u32::from(block.sync_memops)),
+            ATTRIBUTE_SYNC_MEMOPS => data
+                .cast::<u32>()
+                .write_unaligned(u32::from(block.sync_memops)),
             // Another device may read the block from now on.
             ATTRIBUTE_P2P_TOKENS => {
                 owner.pool.retire(block.address);
@@ -115,7 +131,11 @@ unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &Bl
 /// cuPointerGetAttribute.
 pub unsafe fn attribute(data: *mut c_void, attribute: i32, address: CUdeviceptr) -> CUresult {
     let whose = whose(address);
-    let ask = if matches!(whose, Whose::Nobody) { NEVER_VALID } else { address };
+    let ask = if matches!(whose, Whose::Nobody) {
+        NEVER_VALID
+    } else {
+        address
+    };
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuPointerGetAttribute(data, attribute, ask) };
     if let (Whose::Block(owner, block), SUCCESS) = (whose, result) {
@@ -126,9 +146,18 @@ pub unsafe fn attribute(data: *mut c_void, attribute: i32, address: CUdeviceptr)
 }
 
 /// cuPointerGetAttributes: succeeds also for pointers that are no allocation.
-pub unsafe fn attributes(count: u32, attributes: *mut i32, data: *mut *mut c_void, address: CUdeviceptr) -> CUresult {
+pub unsafe fn attributes(
+    count: u32,
+    attributes: *mut i32,
+    data: *mut *mut c_void,
+    address: CUdeviceptr,
+) -> CUresult {
     let whose = whose(address);
-    let ask = if matches!(whose, Whose::Nobody) { NEVER_VALID } else { address };
+    let ask = if matches!(whose, Whose::Nobody) {
+        NEVER_VALID
+    } else {
+        address
+    };
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuPointerGetAttributes(count, attributes, data, ask) };
     if result != SUCCESS || matches!(whose, Whose::Foreign) {
@@ -138,7 +167,10 @@ pub unsafe fn attributes(count: u32, attributes: *mut i32, data: *mut *mut c_voi
         // SAFETY: the successful call has just read `count` attributes and
         // written as many values.
         unsafe {
-            let (attribute, place) = (attributes.add(index).read_unaligned(), data.add(index).read_unaligned());
+            let (attribute, place) = (
+                attributes.add(index).read_unaligned(),
+                data.add(index).read_unaligned(),
+            );
             match &whose {
                 Whose::Block(owner, block) => {
                     shielded(|| correct(place, attribute, owner, block));
@@ -163,10 +195,15 @@ pub unsafe fn attributes(count: u32, attributes: *mut i32, data: *mut *mut c_voi
 /// goes when the segment does.
 pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdeviceptr) -> CUresult {
     let whose = whose(address);
-    let ask = if matches!(whose, Whose::Nobody) { NEVER_VALID } else { address };
+    let ask = if matches!(whose, Whose::Nobody) {
+        NEVER_VALID
+    } else {
+        address
+    };
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuPointerSetAttribute(data, attribute, ask) };
-    if let (Whose::Block(owner, block), SUCCESS, ATTRIBUTE_SYNC_MEMOPS) = (whose, result, attribute) {
+    if let (Whose::Block(owner, block), SUCCESS, ATTRIBUTE_SYNC_MEMOPS) = (whose, result, attribute)
+    {
         // SAFETY: the successful call has just read the value there.
         let on = unsafe { data.cast::<u32>().read_unaligned() } != 0;
         shielded(|| {
@@ -184,12 +221,18 @@ pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult 
     let (owner, block) = match whose(address) {
         Whose::Block(owner, block) if !handle.is_null() => (owner, block),
         // SAFETY: the program's arguments as they came.
-        Whose::Foreign | Whose::Block(..) => return unsafe { real::cuIpcGetMemHandle(handle, address) },
+        Whose::Foreign | Whose::Block(..) => {
+            return unsafe { real::cuIpcGetMemHandle(handle, address) };
+        }
         // SAFETY: the program's arguments, but for the address.
         Whose::Nobody => return unsafe { real::cuIpcGetMemHandle(handle, NEVER_VALID) },
     };
     let refused = |why: &str| {
-        log::warn!("cuIpcGetMemHandle of {:#x} ({} bytes) is refused: {why}", block.address, block.requested);
+        log::warn!(
+            "cuIpcGetMemHandle of {:#x} ({} bytes) is refused: {why}",
+            block.address,
+            block.requested
+        );
         NOT_SUPPORTED
     };
     if process::config().ipc == Ipc::Deny {
@@ -197,7 +240,13 @@ pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult 
     }
     let made = shielded(|| {
         let (base, size) = owner.pool.retire(block.address)?;
-        Some(ipc::handle(owner, base, size, block.address, block.requested))
+        Some(ipc::handle(
+            owner,
+            base,
+            size,
+            block.address,
+            block.requested,
+        ))
     });
     match made.flatten() {
         Some(Ok(made)) => {
@@ -206,15 +255,21 @@ pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult 
             SUCCESS
         }
         Some(Err(ipc::Refused::Driver(error))) => error,
-        Some(Err(ipc::Refused::Layout)) | None => {
-            refused("the handles of this driver are not laid out as known; use GPUPOOL_MODE=off here")
-        }
+        Some(Err(ipc::Refused::Layout)) | None => refused(
+            "the handles of this driver are not laid out as known; use GPUPOOL_MODE=off here",
+        ),
     }
 }
 
 /// cuMemGetHandleForAddressRange (dma-buf): the block counts as exported; its
 /// segment takes no new blocks, so that the memory is not reissued.
-pub unsafe fn range_handle(handle: *mut c_void, address: CUdeviceptr, size: usize, kind: i32, flags: u64) -> CUresult {
+pub unsafe fn range_handle(
+    handle: *mut c_void,
+    address: CUdeviceptr,
+    size: usize,
+    kind: i32,
+    flags: u64,
+) -> CUresult {
     let ask = match whose(address) {
         Whose::Foreign => address,
         Whose::Nobody => NEVER_VALID,

@@ -28,7 +28,9 @@ fn runtime_is_current(return_address: usize) -> bool {
     if place.load(Ordering::Relaxed) == return_address {
         return true;
     }
-    let Some(version) = runtime_version(return_address) else { return false };
+    let Some(version) = runtime_version(return_address) else {
+        return false;
+    };
     if version >= 12_000 {
         place.store(return_address, Ordering::Relaxed);
     }
@@ -60,7 +62,11 @@ fn real(name: &'static CStr, return_address: usize) -> Option<usize> {
 ///
 /// # Safety
 /// As cudaMalloc.
-pub unsafe extern "C" fn cuda_malloc(out: *mut *mut c_void, bytes: usize, return_address: usize) -> CudaError {
+pub unsafe extern "C" fn cuda_malloc(
+    out: *mut *mut c_void,
+    bytes: usize,
+    return_address: usize,
+) -> CudaError {
     if !out.is_null()
         && may_serve(return_address)
         && let Some(address) = shielded(|| pooled(bytes)).flatten()
@@ -69,11 +75,14 @@ pub unsafe extern "C" fn cuda_malloc(out: *mut *mut c_void, bytes: usize, return
         unsafe { out.write_unaligned(address as *mut c_void) };
         return 0;
     }
-    let Some(address) = real(c"cudaMalloc", return_address) else { return NO_RUNTIME };
+    let Some(address) = real(c"cudaMalloc", return_address) else {
+        return NO_RUNTIME;
+    };
     // SAFETY: libcudart's function of this name, whose prototype this is, with
     // the program's arguments.
     unsafe {
-        let call: unsafe extern "C" fn(*mut *mut c_void, usize) -> CudaError = std::mem::transmute(address);
+        let call: unsafe extern "C" fn(*mut *mut c_void, usize) -> CudaError =
+            std::mem::transmute(address);
         call(out, bytes)
     }
 }
@@ -86,7 +95,9 @@ pub unsafe extern "C" fn cuda_free(pointer: *mut c_void, return_address: usize) 
     if serve::free_fast(pointer as u64) {
         return 0;
     }
-    let Some(address) = real(c"cudaFree", return_address) else { return NO_RUNTIME };
+    let Some(address) = real(c"cudaFree", return_address) else {
+        return NO_RUNTIME;
+    };
     // SAFETY: as in `cuda_malloc`.
     unsafe {
         let call: unsafe extern "C" fn(*mut c_void) -> CudaError = std::mem::transmute(address);
@@ -138,7 +149,9 @@ pub unsafe extern "C" fn cuda_malloc_pitch(
         }
         return 0;
     }
-    let Some(address) = real(c"cudaMallocPitch", return_address) else { return NO_RUNTIME };
+    let Some(address) = real(c"cudaMallocPitch", return_address) else {
+        return NO_RUNTIME;
+    };
     // SAFETY: as in `cuda_malloc`; what a successful call has written is read.
     unsafe {
         let call: unsafe extern "C" fn(*mut *mut c_void, *mut usize, usize, usize) -> CudaError =
@@ -156,19 +169,35 @@ pub unsafe extern "C" fn cuda_malloc_pitch(
 ///
 /// # Safety
 /// As cudaMalloc3D.
-pub unsafe extern "C" fn cuda_malloc_3d(out: *mut PitchedPtr, return_address: usize, extent: Extent) -> CudaError {
-    let Extent { width, height, depth } = extent;
+pub unsafe extern "C" fn cuda_malloc_3d(
+    out: *mut PitchedPtr,
+    return_address: usize,
+    extent: Extent,
+) -> CudaError {
+    let Extent {
+        width,
+        height,
+        depth,
+    } = extent;
     let ours = !out.is_null() && may_serve(return_address);
     if ours && let Some((address, pitch)) = pooled_pitched((width, height, depth)) {
-        let block = PitchedPtr { ptr: address as *mut c_void, pitch, xsize: width, ysize: height };
+        let block = PitchedPtr {
+            ptr: address as *mut c_void,
+            pitch,
+            xsize: width,
+            ysize: height,
+        };
         // SAFETY: not null, and the program's to be written.
         unsafe { out.write_unaligned(block) };
         return 0;
     }
-    let Some(address) = real(c"cudaMalloc3D", return_address) else { return NO_RUNTIME };
+    let Some(address) = real(c"cudaMalloc3D", return_address) else {
+        return NO_RUNTIME;
+    };
     // SAFETY: as in `cuda_malloc_pitch`.
     unsafe {
-        let call: unsafe extern "C" fn(*mut PitchedPtr, Extent) -> CudaError = std::mem::transmute(address);
+        let call: unsafe extern "C" fn(*mut PitchedPtr, Extent) -> CudaError =
+            std::mem::transmute(address);
         let result = call(out, extent);
         if ours && result == 0 && width > 0 && height > 0 && depth > 0 {
             learn((width, height, depth), out.read_unaligned().pitch);

@@ -4,7 +4,9 @@
 //! where the answer is "not ours", the real call, with the program's arguments.
 
 use crate::config::{Fill, FreePolicy};
-use crate::cuda::abi::{CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::abi::{
+    CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS,
+};
 use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
 use crate::cuda::{SEGMENTS, capture, fill};
@@ -24,7 +26,9 @@ pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
         return None;
     }
     context.preallocate_once();
-    let Outcome::Block(block) = context.pool.alloc(&context, bytes as u64) else { return None };
+    let Outcome::Block(block) = context.pool.alloc(&context, bytes as u64) else {
+        return None;
+    };
     filled(context, block).then_some(block.address)
 }
 
@@ -47,7 +51,11 @@ fn filled(context: &'static Context, block: BlockInfo) -> bool {
 ///
 /// # Safety
 /// `out` is the program's, as cuMemAlloc takes it; `call` is the real one.
-pub unsafe fn alloc(out: *mut CUdeviceptr, bytes: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+pub unsafe fn alloc(
+    out: *mut CUdeviceptr,
+    bytes: usize,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     match process::state() {
         State::Pool if !out.is_null() => {
             if let Some(address) = shielded(|| pooled(bytes)).flatten() {
@@ -72,7 +80,13 @@ static PITCHES: Lazy<DashMap<(CUdevice, usize, usize, u32), usize>> = Lazy::new(
 ///
 /// # Safety
 /// As cuMemAllocPitch.
-pub unsafe fn alloc_pitch(out: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: u32) -> CUresult {
+pub unsafe fn alloc_pitch(
+    out: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> CUresult {
     // SAFETY: the program's arguments as they came.
     let call = || unsafe { real::cuMemAllocPitch_v2(out, pitch, width, height, element) };
     if process::state() == State::Observe {
@@ -82,11 +96,15 @@ pub unsafe fn alloc_pitch(out: *mut CUdeviceptr, pitch: *mut usize, width: usize
     if out.is_null() || pitch.is_null() || process::state() != State::Pool {
         return call();
     }
-    let key = shielded(|| context::current().map(|context| (context.device, width, height, element))).flatten();
+    let key =
+        shielded(|| context::current().map(|context| (context.device, width, height, element)))
+            .flatten();
     if let Some(key) = key {
         let known = shielded(|| PITCHES.get(&key).map(|pitch| *pitch)).flatten();
         if let Some(known) = known {
-            let address = known.checked_mul(height).and_then(|bytes| shielded(|| pooled(bytes)).flatten());
+            let address = known
+                .checked_mul(height)
+                .and_then(|bytes| shielded(|| pooled(bytes)).flatten());
             if let Some(address) = address {
                 // SAFETY: neither is null, and both are the program's to be written.
                 unsafe {
@@ -137,11 +155,13 @@ pub fn free(address: CUdeviceptr, call: impl FnOnce(CUdeviceptr) -> CUresult) ->
 
 /// A free that succeeds at once, or `false` if there is anything else to do.
 pub fn free_fast(address: CUdeviceptr) -> bool {
-    match SEGMENTS.get(address) {
-        Some(owner) if process::state() == State::Pool && !capture::any_open() => {
-            matches!(free_owned(owner, address), Freed::Yes)
-        }
-        _ => false,
+    let Some(owner) = SEGMENTS.get(address) else {
+        return false;
+    };
+    match process::state() {
+        State::Pool => !capture::any_open() && matches!(free_owned(owner, address), Freed::Yes),
+        // The runtime would fail in a forked child, and may be gone at the end.
+        _ => true,
     }
 }
 
@@ -151,7 +171,10 @@ fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
     }
     // After a fault of our own the memory is left to the system.
     shielded(|| {
-        if owner.pool.is_lost() || owner.status() == Status::Gone || capture::own_thread_restricted() {
+        if owner.status() == Status::Gone || capture::own_thread_restricted() {
+            return Freed::Error;
+        }
+        if owner.pool.is_lost() && owner.answers_errors() {
             return Freed::Error;
         }
         let policy = process::config().free;
@@ -172,12 +195,18 @@ fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
 /// cuMemFreeAsync: a pooled block comes back at once, as its grace covers all
 /// that was submitted to the stream so far; later work of the stream must not
 /// use it, as natively.
-pub fn free_async(address: CUdeviceptr, stream: CUstream, call: impl FnOnce(CUdeviceptr) -> CUresult) -> CUresult {
-    let Some(owner) = SEGMENTS.get(address) else { return call(address) };
+pub fn free_async(
+    address: CUdeviceptr,
+    stream: CUstream,
+    call: impl FnOnce(CUdeviceptr) -> CUresult,
+) -> CUresult {
+    let Some(owner) = SEGMENTS.get(address) else {
+        return call(address);
+    };
     if process::state() != State::Pool {
         return SUCCESS;
     }
-    if owner.pool.is_lost() || owner.status() == Status::Gone {
+    if owner.status() == Status::Gone || (owner.pool.is_lost() && owner.answers_errors()) {
         return call(NEVER_VALID);
     }
     if capture::own_thread_restricted() {
@@ -198,13 +227,21 @@ pub fn free_async(address: CUdeviceptr, stream: CUstream, call: impl FnOnce(CUde
 /// gives back what is idle, and the call is made once more.
 pub fn or_give_back(call: impl Fn() -> CUresult) -> CUresult {
     let result = call();
-    if result != OUT_OF_MEMORY || process::state() != State::Pool || capture::own_thread_restricted() {
+    if result != OUT_OF_MEMORY
+        || process::state() != State::Pool
+        || capture::own_thread_restricted()
+    {
         return result;
     }
     let given_back = shielded(|| {
         let here = context::current().map(|context| context.device);
-        let same_device = |context: &&'static Context| Some(context.device) == here && context.serves();
-        context::all().into_iter().filter(same_device).map(|context| context.pool.trim(&context)).sum::<u64>()
+        let same_device =
+            |context: &&'static Context| Some(context.device) == here && context.serves();
+        context::all()
+            .into_iter()
+            .filter(same_device)
+            .map(|context| context.pool.trim(&context))
+            .sum::<u64>()
     });
     match given_back {
         Some(bytes) if bytes > 0 => {
@@ -254,33 +291,59 @@ pub unsafe fn green_context(out: *mut CUcontext, call: impl FnOnce() -> CUresult
 
 /// cuCtxDestroy.
 pub fn context_destroyed(handle: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = if process::state() == State::Pool { context::by_handle(handle) } else { None };
+    let known = if process::state() == State::Pool {
+        context::by_handle(handle)
+    } else {
+        None
+    };
     context::closing(known, call, |result| *result == SUCCESS)
 }
 
 /// cuDevicePrimaryCtxReset.
 pub fn primary_reset(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = if process::state() == State::Pool { context::primary(device) } else { None };
+    let known = if process::state() == State::Pool {
+        context::primary(device)
+    } else {
+        None
+    };
     context::closing(known, call, |result| *result == SUCCESS)
 }
 
 /// cuDevicePrimaryCtxRelease: the last one ends the context.
 pub fn primary_released(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = if process::state() == State::Pool { context::primary(device) } else { None };
-    context::closing(known, call, |result| *result == SUCCESS && !context::primary_is_active(device))
+    let known = if process::state() == State::Pool {
+        context::primary(device)
+    } else {
+        None
+    };
+    context::closing(known, call, |result| {
+        *result == SUCCESS && !context::primary_is_active(device)
+    })
 }
 
 /// cuStreamDestroy.
 pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    if process::state() == State::Pool { capture::stream_destroyed(stream, call) } else { call() }
+    if process::state() == State::Pool {
+        capture::stream_destroyed(stream, call)
+    } else {
+        call()
+    }
 }
 
 /// cuStreamBeginCapture, all forms.
 pub fn capture_begun(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresult) -> CUresult {
-    if process::state() == State::Pool { capture::begin(stream, mode, call) } else { call() }
+    if process::state() == State::Pool {
+        capture::begin(stream, mode, call)
+    } else {
+        call()
+    }
 }
 
 /// cuStreamEndCapture, all forms.
 pub fn capture_ended(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    if process::state() == State::Pool { capture::end(stream, call) } else { call() }
+    if process::state() == State::Pool {
+        capture::end(stream, call)
+    } else {
+        call()
+    }
 }

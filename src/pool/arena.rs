@@ -82,7 +82,15 @@ pub struct Arena {
 impl Arena {
     /// Takes over `[base, base + size)` from the driver.
     pub fn add_segment(&mut self, base: u64, size: u64, kind: Kind) {
-        let segment = self.segments.insert(Segment { base, size, kind, retired: false, carved: 0, waiting: 0, first: NONE });
+        let segment = self.segments.insert(Segment {
+            base,
+            size,
+            kind,
+            retired: false,
+            carved: 0,
+            waiting: 0,
+            first: NONE,
+        });
         let first = self.blocks.insert(Block {
             address: base,
             size,
@@ -105,7 +113,12 @@ impl Arena {
     /// memory was used before.
     pub fn take(&mut self, shared: &Shared, layout: &Layout, short: bool) -> Option<(u32, bool)> {
         let index = self.free.best(layout, short)?;
-        let Block { address, size, segment, .. } = self.blocks[index];
+        let Block {
+            address,
+            size,
+            segment,
+            ..
+        } = self.blocks[index];
         let start = address.next_multiple_of(layout.align);
         let kind = self.segments[segment].kind;
         self.free.remove(kind, address, size, index);
@@ -207,7 +220,13 @@ impl Arena {
 
     /// A block whose grace is complete joins its free neighbours.
     fn release_block(&mut self, index: u32) {
-        let Block { size, segment, prev, next, .. } = self.blocks[index];
+        let Block {
+            size,
+            segment,
+            prev,
+            next,
+            ..
+        } = self.blocks[index];
         self.waiting_bytes -= size;
         let Segment { kind, retired, .. } = self.segments[segment];
         let mut index = index;
@@ -235,7 +254,9 @@ impl Arena {
             let Block { address, size, .. } = self.blocks[listed];
             self.free.remove(kind, address, size, listed);
         }
-        let Block { size, next, used, .. } = self.blocks[right];
+        let Block {
+            size, next, used, ..
+        } = self.blocks[right];
         let block = &mut self.blocks[left];
         block.size += size;
         block.next = next;
@@ -261,7 +282,14 @@ impl Arena {
     pub fn retire(&mut self, address: u64) -> Option<(u64, u64)> {
         let index = self.spans.at_or_before(address)?;
         let segment = self.blocks[index].segment;
-        let Segment { base, size, kind, retired, first, .. } = self.segments[segment];
+        let Segment {
+            base,
+            size,
+            kind,
+            retired,
+            first,
+            ..
+        } = self.segments[segment];
         if !retired {
             self.unlist(first, kind);
             self.segments[segment].retired = true;
@@ -273,7 +301,13 @@ impl Arena {
     fn unlist(&mut self, first: u32, kind: Kind) {
         let mut at = first;
         while at != NONE {
-            let Block { address, size, state, next, .. } = self.blocks[at];
+            let Block {
+                address,
+                size,
+                state,
+                next,
+                ..
+            } = self.blocks[at];
             if state == State::Free {
                 self.free.remove(kind, address, size, at);
             }
@@ -306,7 +340,9 @@ impl Arena {
 
     /// Whether there is such an empty segment.
     pub fn has_empty(&self, which: Which) -> bool {
-        self.empty.iter().any(|entry| self.is_wanted(entry.1, which))
+        self.empty
+            .iter()
+            .any(|entry| self.is_wanted(entry.1, which))
     }
 
     /// Takes an empty segment out, to be given back to the driver: the
@@ -329,14 +365,21 @@ impl Arena {
     /// Forgets everything and returns the segments that there were.
     pub fn drain(&mut self, shared: &Shared) -> Vec<(u64, u64)> {
         for segment in self.segments.iter().map(|(_, segment)| segment) {
-            for index in self.spans.between(segment.base, segment.base + segment.size) {
+            for index in self
+                .spans
+                .between(segment.base, segment.base + segment.size)
+            {
                 if let Some(header) = shared.headers.get(index) {
                     header.owner.store(owner::ARENA, Ordering::Release);
                     shared.owners.remove(header.address.load(Ordering::Relaxed));
                 }
             }
         }
-        let segments = self.segments.iter().map(|(_, s)| (s.base, s.size)).collect();
+        let segments = self
+            .segments
+            .iter()
+            .map(|(_, s)| (s.base, s.size))
+            .collect();
         *self = Self::default();
         segments
     }
@@ -359,14 +402,17 @@ impl Arena {
     /// Checks every invariant of the structure; an error names what is wrong.
     /// Linear in the number of blocks.
     pub fn validate(&self, shared: &Shared) -> Result<(), String> {
-        let (mut reserved, mut carved, mut waiting, mut unowned, mut free_blocks, mut empty) = (0, 0, 0, 0, 0, 0);
+        let (mut reserved, mut carved, mut waiting, mut unowned, mut free_blocks, mut empty) =
+            (0, 0, 0, 0, 0, 0);
         for (s, seg) in self.segments.iter() {
             let (mut at, mut expect, mut prev, mut was_free) = (seg.first, seg.base, NONE, false);
             let (mut seg_carved, mut seg_waiting) = (0, 0);
             while at != NONE {
                 let b = &self.blocks[at];
                 if b.address != expect || b.prev != prev || b.segment != s || b.size == 0 {
-                    return Err(format!("block {at} {b:x?} in segment {s}: expected at {expect:x} after {prev}"));
+                    return Err(format!(
+                        "block {at} {b:x?} in segment {s}: expected at {expect:x} after {prev}"
+                    ));
                 }
                 match b.state {
                     State::Free => {
@@ -401,8 +447,12 @@ impl Arena {
                 was_free = b.state == State::Free;
                 (prev, expect, at) = (at, b.address + b.size, b.next);
             }
-            if expect != seg.base + seg.size || (seg_carved, seg_waiting) != (seg.carved, seg.waiting) {
-                return Err(format!("segment {s} {seg:x?}: ends at {expect:x}, {seg_carved} carved, {seg_waiting} waiting"));
+            if expect != seg.base + seg.size
+                || (seg_carved, seg_waiting) != (seg.carved, seg.waiting)
+            {
+                return Err(format!(
+                    "segment {s} {seg:x?}: ends at {expect:x}, {seg_carved} carved, {seg_waiting} waiting"
+                ));
             }
             reserved += seg.size;
             unowned += if seg.carved == 0 { seg.size } else { 0 };
@@ -415,7 +465,10 @@ impl Arena {
         let sums = (reserved, carved, waiting, unowned);
         let kept = (self.reserved, self.carved, self.waiting_bytes, self.unowned);
         if sums != kept || free_blocks != self.free.count() || empty != self.empty.len() {
-            return Err(format!("sums {sums:?}, kept {kept:?}; free {free_blocks} of {}", self.free.count()));
+            return Err(format!(
+                "sums {sums:?}, kept {kept:?}; free {free_blocks} of {}",
+                self.free.count()
+            ));
         }
         Ok(())
     }

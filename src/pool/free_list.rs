@@ -33,7 +33,11 @@ impl FreeList {
             Kind::Large => {
                 let capacity = aligned_capacity(address, size);
                 // What no large request could use is a gap, for small ones.
-                if capacity > SMALL_MAX { (&mut self.large, capacity) } else { (&mut self.small, size) }
+                if capacity > SMALL_MAX {
+                    (&mut self.large, capacity)
+                } else {
+                    (&mut self.small, size)
+                }
             }
         }
     }
@@ -61,7 +65,9 @@ impl FreeList {
             Kind::Small => first(&self.small),
             Kind::Large => first(&self.large),
             // Never split, so one that is much too large would be waste.
-            Kind::Dedicated => first(&self.dedicated).filter(|e| e.0 <= layout.size + layout.size / 4),
+            Kind::Dedicated => {
+                first(&self.dedicated).filter(|e| e.0 <= layout.size + layout.size / 4)
+            }
         };
         found.map(|(_, _, block)| block)
     }

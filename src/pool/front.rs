@@ -67,7 +67,10 @@ pub struct Front {
 
 impl Default for Front {
     fn default() -> Self {
-        Self { slots: std::array::from_fn(|_| Slot::default()), in_use: AtomicU64::new(0) }
+        Self {
+            slots: std::array::from_fn(|_| Slot::default()),
+            in_use: AtomicU64::new(0),
+        }
     }
 }
 
@@ -108,7 +111,11 @@ impl Front {
         if !std::mem::replace(&mut cache.in_use, true) {
             self.in_use.fetch_add(1, Ordering::Relaxed);
         }
-        Mine { slot, number: number as u64, cache }
+        Mine {
+            slot,
+            number: number as u64,
+            cache,
+        }
     }
 
     /// Slots that were used so far, at least 1.
@@ -119,16 +126,25 @@ impl Front {
 
     /// Bytes in all caches.
     pub fn bytes(&self) -> u64 {
-        self.slots.iter().map(|slot| slot.bytes.load(Ordering::Relaxed)).sum()
+        self.slots
+            .iter()
+            .map(|slot| slot.bytes.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Empties every cache into `take`. A block that is on its way into a
     /// cache meanwhile may be missed.
     pub fn flush(&self, mut take: impl FnMut(Epoch, u32)) {
-        for slot in self.slots.iter().filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0) {
+        for slot in self
+            .slots
+            .iter()
+            .filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0)
+        {
             let mut cache = lock(slot);
             for bin in &mut cache.bins {
-                bin.blocks.drain(..).for_each(|(epoch, index)| take(epoch, index));
+                bin.blocks
+                    .drain(..)
+                    .for_each(|(epoch, index)| take(epoch, index));
             }
             cache.bytes = 0;
             slot.bytes.store(0, Ordering::Relaxed);
@@ -138,7 +154,9 @@ impl Front {
     /// Sum of the counts of all slots.
     pub fn counts(&self) -> Counts {
         let mut sum = Counts::default();
-        self.slots.iter().for_each(|slot| sum.add(&lock(slot).counts));
+        self.slots
+            .iter()
+            .for_each(|slot| sum.add(&lock(slot).counts));
         sum
     }
 }
@@ -165,7 +183,14 @@ impl Mine<'_> {
     /// leave the cache, because it holds more than `budget` bytes or too many
     /// sizes, goes to `spill`, oldest first.
     #[inline]
-    pub fn put(&mut self, size: u64, epoch: Epoch, index: u32, budget: u64, spill: &mut Vec<(Epoch, u32)>) {
+    pub fn put(
+        &mut self,
+        size: u64,
+        epoch: Epoch,
+        index: u32,
+        budget: u64,
+        spill: &mut Vec<(Epoch, u32)>,
+    ) {
         let cache = &mut *self.cache;
         cache.ticks += 1;
         let place = match cache.bins.iter().position(|bin| bin.size == size) {
@@ -186,7 +211,11 @@ impl Mine<'_> {
     #[inline]
     pub fn freed(&mut self, epoch: Epoch, size: u64) -> (u64, u32) {
         let (last, bytes, frees) = self.cache.unfenced;
-        let sum = if last == epoch { (epoch, bytes + size, frees + 1) } else { (epoch, size, 1) };
+        let sum = if last == epoch {
+            (epoch, bytes + size, frees + 1)
+        } else {
+            (epoch, size, 1)
+        };
         self.cache.unfenced = sum;
         (sum.1, sum.2)
     }
@@ -203,7 +232,9 @@ impl Cache {
     /// A bin for `size`: a new one, or that of the size not used for longest.
     #[cold]
     fn make_room(&mut self, size: u64, spill: &mut Vec<(Epoch, u32)>) -> usize {
-        let oldest = (0..BINS).min_by_key(|place| self.bins[*place].used_at).unwrap_or(0);
+        let oldest = (0..BINS)
+            .min_by_key(|place| self.bins[*place].used_at)
+            .unwrap_or(0);
         let bin = &mut self.bins[oldest];
         self.bytes -= bin.size * bin.blocks.len() as u64;
         spill.extend(bin.blocks.drain(..));

@@ -78,7 +78,10 @@ impl Default for Grace {
             epoch: AtomicU64::new(1),
             completed: AtomicU64::new(0),
             lost: AtomicBool::new(false),
-            ring: Mutex::new(Ring { pending: VecDeque::with_capacity(SLOTS), free: (0..SLOTS).rev().collect() }),
+            ring: Mutex::new(Ring {
+                pending: VecDeque::with_capacity(SLOTS),
+                free: (0..SLOTS).rev().collect(),
+            }),
             pending: AtomicU64::new(0),
         }
     }
@@ -137,7 +140,9 @@ impl Grace {
             self.poll_locked(ring, device);
         }
         // A full ring keeps the epoch open: a pending slot is not recorded again.
-        let Some(&slot) = ring.free.last() else { return Closed::NotNow };
+        let Some(&slot) = ring.free.last() else {
+            return Closed::NotNow;
+        };
         // Step 3 of the argument above.
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst);
         if cfg!(not(loom_without_fences)) {
@@ -193,6 +198,7 @@ impl Grace {
     }
 
     fn publish_len(&self, ring: &Ring) {
-        self.pending.store(ring.pending.len() as u64, Ordering::Relaxed);
+        self.pending
+            .store(ring.pending.len() as u64, Ordering::Relaxed);
     }
 }

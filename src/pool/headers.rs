@@ -42,12 +42,17 @@ impl Header {
     /// Moves the block from one owner to another; false if it was not there.
     #[inline]
     pub fn pass(&self, from: u32, to: u32) -> bool {
-        self.owner.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.owner
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Whether the program has it.
     pub fn is_live(&self) -> bool {
-        matches!(self.owner.load(Ordering::Acquire), owner::LIVE | owner::LIVE_RETIRED)
+        matches!(
+            self.owner.load(Ordering::Acquire),
+            owner::LIVE | owner::LIVE_RETIRED
+        )
     }
 }
 
@@ -62,7 +67,9 @@ pub struct Headers {
 
 impl Default for Headers {
     fn default() -> Self {
-        Self { chunks: [const { OnceLock::new() }; CHUNKS] }
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+        }
     }
 }
 
@@ -70,7 +77,10 @@ impl Default for Headers {
 fn place(index: u32) -> (usize, usize) {
     let shifted = u64::from(index) + (1 << FIRST_CHUNK_BITS);
     let chunk = shifted.ilog2() - FIRST_CHUNK_BITS;
-    (chunk as usize, (shifted - (1 << (chunk + FIRST_CHUNK_BITS))) as usize)
+    (
+        chunk as usize,
+        (shifted - (1 << (chunk + FIRST_CHUNK_BITS))) as usize,
+    )
 }
 
 impl Headers {
@@ -91,7 +101,10 @@ impl Headers {
         }
         let (chunk, place) = place(index);
         let length = 1usize << (chunk as u32 + FIRST_CHUNK_BITS);
-        let chunk = self.chunks.get(chunk)?.get_or_init(|| (0..length).map(|_| Header::default()).collect());
+        let chunk = self
+            .chunks
+            .get(chunk)?
+            .get_or_init(|| (0..length).map(|_| Header::default()).collect());
         chunk.get(place)
     }
 }
@@ -182,7 +195,9 @@ impl Owners {
     /// Enters a block. Under the pool's lock; `address` is a multiple of 512
     /// below 2^48 and not entered yet.
     pub fn insert(&self, address: u64, index: u32) {
-        let length = self.table(self.current.load(Ordering::Relaxed)).map_or(0, <[_]>::len);
+        let length = self
+            .table(self.current.load(Ordering::Relaxed))
+            .map_or(0, <[_]>::len);
         if (self.used.load(Ordering::Relaxed) + 1) * 4 > length * 3 {
             self.rebuild(length);
         }
@@ -218,11 +233,17 @@ impl Owners {
             _ => ((size + 1).min(SIZES - 1), 0),
         };
         let slots = 1usize << (FIRST_TABLE_BITS as usize + size);
-        let table = self.tables[size][twin].get_or_init(|| (0..slots).map(|_| AtomicU64::new(0)).collect());
+        let table =
+            self.tables[size][twin].get_or_init(|| (0..slots).map(|_| AtomicU64::new(0)).collect());
         for entry in table {
             entry.store(0, Ordering::Relaxed);
         }
-        for entry in self.table(current).filter(|_| length > 0).into_iter().flatten() {
+        for entry in self
+            .table(current)
+            .filter(|_| length > 0)
+            .into_iter()
+            .flatten()
+        {
             let entry = entry.load(Ordering::Relaxed);
             if entry > TOMBSTONE {
                 Self::place(table, entry);
@@ -236,7 +257,9 @@ impl Owners {
     /// Removes a block. Under the pool's lock.
     pub fn remove(&self, address: u64) {
         let key = address >> 9;
-        let Some(table) = self.table(self.current.load(Ordering::Relaxed)) else { return };
+        let Some(table) = self.table(self.current.load(Ordering::Relaxed)) else {
+            return;
+        };
         for place in probe(key, table.len()) {
             let entry = table[place].load(Ordering::Relaxed);
             if entry == 0 {
@@ -265,7 +288,10 @@ mod tests {
         for index in 0..10_000 {
             assert!(seen.insert(place(index)));
         }
-        assert_eq!((place(0), place(1023), place(1024), place(3071)), ((0, 0), (0, 1023), (1, 0), (1, 2047)));
+        assert_eq!(
+            (place(0), place(1023), place(1024), place(3071)),
+            ((0, 0), (0, 1023), (1, 0), (1, 2047))
+        );
         let headers = Headers::default();
         assert!(headers.get(5000).is_none());
         assert!(headers.get_or_make(5000).is_some());

@@ -116,7 +116,9 @@ impl Pool {
     /// Serves a request of `requested` bytes. Waits for the GPU at most
     /// [`Policy::wait`] (a few times that when memory is short), by polling.
     pub fn alloc<D: Device>(&self, device: &D, requested: u64) -> Outcome {
-        let Some(layout) = size_class::layout(requested, self.policy.isolate) else { return Outcome::Native };
+        let Some(layout) = size_class::layout(requested, self.policy.isolate) else {
+            return Outcome::Native;
+        };
         if self.grace.is_lost() {
             return Outcome::Native;
         }
@@ -127,7 +129,9 @@ impl Pool {
         if let Some(block) = hit {
             return Outcome::Block(block);
         }
-        let grown = self.grow(device, &layout, requested).or_else(|| self.scrape_together(device, &layout, requested));
+        let grown = self
+            .grow(device, &layout, requested)
+            .or_else(|| self.scrape_together(device, &layout, requested));
         if let Some(block) = grown {
             // Counted as a hit where it was carved.
             let mut mine = self.front.mine();
@@ -159,7 +163,13 @@ impl Pool {
         self.carve_locked(&mut inner, layout, requested, short)
     }
 
-    fn carve_locked(&self, inner: &mut Inner, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
+    fn carve_locked(
+        &self,
+        inner: &mut Inner,
+        layout: &Layout,
+        requested: u64,
+        short: bool,
+    ) -> Option<BlockInfo> {
         let (index, used) = inner.arena.take(&self.shared, layout, short)?;
         let live = inner.arena.carved.saturating_sub(self.front.bytes());
         inner.peak_live = inner.peak_live.max(live);
@@ -170,13 +180,21 @@ impl Pool {
     /// Ends the life of the block that begins at `address`; false if no live
     /// block does. Never waits for the GPU.
     pub fn free<D: Device>(&self, device: &D, address: u64) -> bool {
-        let Some((index, header)) = self.shared.find(address) else { return false };
+        let Some((index, header)) = self.shared.find(address) else {
+            return false;
+        };
         let size = header.size.load(Ordering::Relaxed);
         let mut spill = Vec::new();
         let mut mine = self.front.mine();
-        let to = if size <= CACHED_MAX { owner::CACHED } else { owner::ARENA };
+        let to = if size <= CACHED_MAX {
+            owner::CACHED
+        } else {
+            owner::ARENA
+        };
         let ways = [(owner::LIVE, to), (owner::LIVE_RETIRED, owner::ARENA)];
-        let Some(&(from, to)) = ways.iter().find(|(from, to)| header.pass(*from, *to)) else { return false };
+        let Some(&(from, to)) = ways.iter().find(|(from, to)| header.pass(*from, *to)) else {
+            return false;
+        };
         if header.address.load(Ordering::Relaxed) != address {
             // Two frees of one address at once, and between them the block
             // was joined and its header used again: that one is not ours.
@@ -206,7 +224,9 @@ impl Pool {
 
     /// Returns a block, whose header is the arena's, to the arena.
     fn give(&self, index: u32, epoch: Epoch) {
-        lock(&self.inner).arena.give(&self.shared, index, epoch, self.grace.completed());
+        lock(&self.inner)
+            .arena
+            .give(&self.shared, index, epoch, self.grace.completed());
     }
 
     /// Returns blocks that left a cache to the arena.
@@ -233,7 +253,11 @@ impl Pool {
 
     /// Records a fence for an allocation if that is possible without waiting.
     fn fence<D: Device>(&self, device: &D) -> Closed {
-        if device.record_waits() { Closed::NotNow } else { self.grace.close(device) }
+        if device.record_waits() {
+            Closed::NotNow
+        } else {
+            self.grace.close(device)
+        }
     }
 
     /// Bytes that wait for grace, or may: a cache does not know.
@@ -243,7 +267,12 @@ impl Pool {
 
     /// Polls for grace: briefly in any case, longer if more memory waits than
     /// the in-flight limit allows.
-    fn wait_for_grace<D: Device>(&self, device: &D, layout: &Layout, requested: u64) -> Option<BlockInfo> {
+    fn wait_for_grace<D: Device>(
+        &self,
+        device: &D,
+        layout: &Layout,
+        requested: u64,
+    ) -> Option<BlockInfo> {
         let start = device.now();
         let polled = Duration::from_nanos(self.polled_ns.load(Ordering::Relaxed));
         let patience = policy::PATIENCE.saturating_sub(polled);
@@ -261,7 +290,9 @@ impl Pool {
             let completed = self.grace.completed();
             if completed != seen {
                 seen = completed;
-                found = self.take_cached(layout, requested).or_else(|| self.carve(layout, requested, false));
+                found = self
+                    .take_cached(layout, requested)
+                    .or_else(|| self.carve(layout, requested, false));
             }
             if found.is_some() || self.grace.is_lost() {
                 break;
@@ -323,9 +354,17 @@ impl Pool {
             self.release_empty(device, exact, Which::Kind(layout.kind));
         }
         let reserved = lock(&self.inner).arena.reserved;
-        let room = self.policy.max.saturating_sub(reserved).min(device.headroom());
+        let room = self
+            .policy
+            .max
+            .saturating_sub(reserved)
+            .min(device.headroom());
         let wanted = self.policy.segment_size(layout, reserved);
-        let sizes = if wanted > exact { [wanted, exact] } else { [exact, exact] };
+        let sizes = if wanted > exact {
+            [wanted, exact]
+        } else {
+            [exact, exact]
+        };
         let mut last = 0;
         for size in sizes {
             if size > room || size == last {
@@ -352,13 +391,24 @@ impl Pool {
     }
 
     /// Memory is short: all grace, blocks meant for others, giving back.
-    fn scrape_together<D: Device>(&self, device: &D, layout: &Layout, requested: u64) -> Option<BlockInfo> {
+    fn scrape_together<D: Device>(
+        &self,
+        device: &D,
+        layout: &Layout,
+        requested: u64,
+    ) -> Option<BlockInfo> {
         self.complete_all(device);
         if let Some(block) = self.carve(layout, requested, true) {
             return Some(block);
         }
-        if self.grace.is_lost() || self.release_empty(device, self.policy.exact_size(layout), Which::All) == 0 {
+        if self.grace.is_lost() {
             return None;
+        }
+        // What is empty goes back, at best while the GPU is idle; but the
+        // allocation would fail otherwise, so in the end the driver may wait.
+        let needed = self.policy.exact_size(layout);
+        if self.release_empty(device, needed, Which::All) < needed {
+            self.release_anyway(device, needed);
         }
         self.grow(device, layout, requested)
     }
@@ -398,7 +448,9 @@ impl Pool {
     /// Whether the GPU has just been seen idle: a fence over everything
     /// submitted so far passes within [`policy::PATIENCE`].
     fn seen_idle<D: Device>(&self, device: &D) -> bool {
-        let Closed::Epoch(epoch) = self.fence(device) else { return false };
+        let Closed::Epoch(epoch) = self.fence(device) else {
+            return false;
+        };
         let start = device.now();
         for round in 0.. {
             self.grace.poll(device);
@@ -417,7 +469,11 @@ impl Pool {
     /// asked without waiting is made to wait only where all is asked for:
     /// because an allocation would fail otherwise.
     fn may_release<D: Device>(&self, device: &D, which: Which) -> bool {
-        if device.record_waits() { which == Which::All } else { self.seen_idle(device) }
+        if device.record_waits() {
+            which == Which::All
+        } else {
+            self.seen_idle(device)
+        }
     }
 
     /// Gives empty segments back to the driver, at least `wanted` bytes of
@@ -434,7 +490,9 @@ impl Pool {
             if !candidate || (released == 0 && !self.may_release(device, which)) {
                 break;
             }
-            let taken = lock(&self.inner).arena.remove_empty(wanted.saturating_sub(released), which);
+            let taken = lock(&self.inner)
+                .arena
+                .remove_empty(wanted.saturating_sub(released), which);
             let Some((base, size)) = taken else { break };
             device.release(base, size);
             stats::bump(&self.counters.segment_frees);
@@ -444,6 +502,21 @@ impl Pool {
             }
         }
         released
+    }
+
+    /// [`Pool::release_empty`] of any kind, without looking whether the GPU is
+    /// idle: the driver waits for the context's work, as in a native free.
+    fn release_anyway<D: Device>(&self, device: &D, wanted: u64) {
+        let mut released = 0;
+        while released < wanted {
+            let taken = lock(&self.inner)
+                .arena
+                .remove_empty(wanted - released, Which::All);
+            let Some((base, size)) = taken else { break };
+            device.release(base, size);
+            stats::bump(&self.counters.segment_frees);
+            released += size;
+        }
     }
 
     /// Gives back all that is empty, after waiting for grace as an allocation
@@ -460,10 +533,18 @@ impl Pool {
         while taken < bytes {
             let size = (bytes - taken).min(1 << 30).next_multiple_of(PAGE);
             let reserved = lock(&self.inner).arena.reserved;
-            if size > self.policy.max.saturating_sub(reserved).min(device.headroom()) {
+            if size
+                > self
+                    .policy
+                    .max
+                    .saturating_sub(reserved)
+                    .min(device.headroom())
+            {
                 break;
             }
-            let Ok(base) = device.reserve(size) else { break };
+            let Ok(base) = device.reserve(size) else {
+                break;
+            };
             stats::bump(&self.counters.segment_allocs);
             let mut inner = lock(&self.inner);
             inner.arena.add_segment(base, size, Kind::Large);
@@ -475,12 +556,17 @@ impl Pool {
 
     /// Whether a live block begins at `address`.
     pub fn begins_block(&self, address: u64) -> bool {
-        self.shared.find(address).is_some_and(|(_, header)| header.is_live())
+        self.shared
+            .find(address)
+            .is_some_and(|(_, header)| header.is_live())
     }
 
     /// The live block that contains `address`.
     pub fn containing(&self, address: u64) -> Option<BlockInfo> {
-        lock(&self.inner).arena.containing(&self.shared, address).map(|header| info(header, true))
+        lock(&self.inner)
+            .arena
+            .containing(&self.shared, address)
+            .map(|header| info(header, true))
     }
 
     /// Notes SYNC_MEMOPS for the live block that contains `address`.
@@ -497,7 +583,10 @@ impl Pool {
         let (base, size) = lock(&self.inner).arena.retire(address)?;
         // A cached block can become live again, and a live one cached, until
         // every one has been seen live and its free diverted.
-        while lock(&self.inner).arena.divert_frees(&self.shared, base, size) {
+        while lock(&self.inner)
+            .arena
+            .divert_frees(&self.shared, base, size)
+        {
             self.flush();
         }
         Some((base, size))

@@ -48,10 +48,14 @@ impl Policy {
     /// Size of the segment to take for a request, with `reserved` bytes held.
     #[must_use]
     pub fn segment_size(&self, layout: &Layout, reserved: u64) -> u64 {
-        let step = |share: u64, (low, high): (u64, u64)| (reserved / share).clamp(low, high).next_multiple_of(PAGE);
+        let step = |share: u64, (low, high): (u64, u64)| {
+            (reserved / share).clamp(low, high).next_multiple_of(PAGE)
+        };
         match layout.kind {
             Kind::Small => step(16, SMALL_STEP),
-            Kind::Large => step(20, LARGE_STEP).max(self.exact_size(layout)).min(DEDICATED_MIN - PAGE),
+            Kind::Large => step(20, LARGE_STEP)
+                .max(self.exact_size(layout))
+                .min(DEDICATED_MIN - PAGE),
             Kind::Dedicated => layout.size,
         }
     }
@@ -68,6 +72,10 @@ impl Policy {
     /// Where a fence waits for the GPU (`waits`), four do, whatever the count.
     #[must_use]
     pub fn fence_due(&self, bytes: u64, frees: u32, waits: bool) -> bool {
-        if waits { bytes >= self.inflight / 4 } else { frees >= FENCE_FREES || bytes >= self.inflight / 16 }
+        if waits {
+            bytes >= self.inflight / 4
+        } else {
+            frees >= FENCE_FREES || bytes >= self.inflight / 16
+        }
     }
 }

@@ -68,7 +68,10 @@ pub struct Slab<T> {
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { items: Vec::new(), vacant: Vec::new() }
+        Self {
+            items: Vec::new(),
+            vacant: Vec::new(),
+        }
     }
 }
 
@@ -94,7 +97,10 @@ impl<T> Slab<T> {
 
     /// The items with their indices.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.items.iter().enumerate().filter_map(|(i, item)| Some((i as u32, item.as_ref()?)))
+        self.items
+            .iter()
+            .enumerate()
+            .filter_map(|(i, item)| Some((i as u32, item.as_ref()?)))
     }
 }
 

@@ -27,11 +27,16 @@ impl<T> Default for SegmentMap<T> {
 impl<T> SegmentMap<T> {
     /// An empty table.
     pub const fn new() -> Self {
-        Self { top: [const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << TOP_BITS] }
+        Self {
+            top: [const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << TOP_BITS],
+        }
     }
 
     fn slot(&self, page: u64) -> Option<&AtomicPtr<T>> {
-        let leaf = self.top.get((page >> LEAF_BITS) as usize)?.load(Ordering::Acquire);
+        let leaf = self
+            .top
+            .get((page >> LEAF_BITS) as usize)?
+            .load(Ordering::Acquire);
         // SAFETY: a non-null leaf was published with Release after it was
         // fully made, and is never freed.
         let leaf = unsafe { leaf.as_ref() }?;
@@ -41,8 +46,18 @@ impl<T> SegmentMap<T> {
     fn slot_or_new(&self, page: u64) -> Option<&AtomicPtr<T>> {
         let top = self.top.get((page >> LEAF_BITS) as usize)?;
         if top.load(Ordering::Acquire).is_null() {
-            let new = Box::into_raw(Box::new([const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << LEAF_BITS]));
-            if top.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            let new = Box::into_raw(Box::new(
+                [const { AtomicPtr::new(std::ptr::null_mut()) }; 1 << LEAF_BITS],
+            ));
+            if top
+                .compare_exchange(
+                    std::ptr::null_mut(),
+                    new,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                )
+                .is_err()
+            {
                 // SAFETY: `new` came from Box::into_raw above and, as the
                 // exchange failed, was seen by nobody else.
                 drop(unsafe { Box::from_raw(new) });
@@ -62,7 +77,9 @@ impl<T> SegmentMap<T> {
     /// replaced: the driver has just given these addresses to `owner`. False,
     /// and nothing entered, if they do not fit into 48 bits.
     pub fn insert(&self, base: u64, size: u64, owner: &'static T) -> bool {
-        let Some(end) = base.checked_add(size).filter(|end| *end <= 1 << 48) else { return false };
+        let Some(end) = base.checked_add(size).filter(|end| *end <= 1 << 48) else {
+            return false;
+        };
         for page in base / PAGE..end / PAGE {
             if let Some(slot) = self.slot_or_new(page) {
                 slot.store(std::ptr::from_ref(owner).cast_mut(), Ordering::Release);
@@ -76,7 +93,12 @@ impl<T> SegmentMap<T> {
         for page in base / PAGE..(base + size) / PAGE {
             if let Some(slot) = self.slot(page) {
                 let mine = std::ptr::from_ref(owner).cast_mut();
-                let _ = slot.compare_exchange(mine, std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+                let _ = slot.compare_exchange(
+                    mine,
+                    std::ptr::null_mut(),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
             }
         }
     }

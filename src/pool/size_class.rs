@@ -52,11 +52,23 @@ pub fn layout(bytes: u64, isolate: bool) -> Option<Layout> {
     }
     let size = bytes.next_multiple_of(GRANULE);
     Some(if bytes <= SMALL_MAX {
-        Layout { size, align: GRANULE, kind: Kind::Small }
+        Layout {
+            size,
+            align: GRANULE,
+            kind: Kind::Small,
+        }
     } else if bytes < DEDICATED_MIN && !(isolate && bytes >= PAGE) {
-        Layout { size, align: PAGE, kind: Kind::Large }
+        Layout {
+            size,
+            align: PAGE,
+            kind: Kind::Large,
+        }
     } else {
-        Layout { size: bytes.next_multiple_of(PAGE), align: PAGE, kind: Kind::Dedicated }
+        Layout {
+            size: bytes.next_multiple_of(PAGE),
+            align: PAGE,
+            kind: Kind::Dedicated,
+        }
     })
 }
 

@@ -24,7 +24,10 @@ impl Spans {
     /// The last block that begins at or before `address`. Whether it reaches
     /// as far as `address`, its size tells.
     pub fn at_or_before(&self, address: u64) -> Option<u32> {
-        self.blocks.range(..=address).next_back().map(|(_, block)| *block)
+        self.blocks
+            .range(..=address)
+            .next_back()
+            .map(|(_, block)| *block)
     }
 
     /// The blocks that begin in `[from, to)`.

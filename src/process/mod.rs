@@ -67,7 +67,11 @@ pub fn start() {
 /// The driver has arrived: says what the options had to say, and prepares for
 /// forks and the end. False if nothing is to be hooked.
 pub fn driver_arrived() -> bool {
-    for warning in WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+    for warning in WARNINGS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .drain(..)
+    {
         log::warn!("{warning}");
     }
     let config = config();

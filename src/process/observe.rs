@@ -38,7 +38,11 @@ pub struct Seen {
 /// # Safety
 /// `out` is what the program passed, and the call writes an address to it if
 /// it succeeds.
-pub unsafe fn alloc(out: *const CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+pub unsafe fn alloc(
+    out: *const CUdeviceptr,
+    bytes: u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let start = Instant::now();
     let result = call();
     ALLOC_NS.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);

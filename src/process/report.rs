@@ -50,7 +50,10 @@ pub fn json() -> Value {
     let foreign = read(&FOREIGN_FREES);
     let mut object = Map::new();
     object.insert("version".into(), env!("CARGO_PKG_VERSION").into());
-    object.insert("mode".into(), format!("{:?}", config().mode).to_lowercase().into());
+    object.insert(
+        "mode".into(),
+        format!("{:?}", config().mode).to_lowercase().into(),
+    );
     object.insert("pid".into(), std::process::id().into());
     object.insert(
         "calls".into(),
@@ -93,7 +96,11 @@ pub fn text() -> String {
         match value {
             Value::Object(fields) => {
                 for (name, value) in fields {
-                    let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                    let name = if prefix.is_empty() {
+                        name.clone()
+                    } else {
+                        format!("{prefix}.{name}")
+                    };
                     lines(&name, value, out);
                 }
             }
@@ -118,9 +125,16 @@ pub fn write(stats: &Stats) {
         Stats::Stderr => std::io::stderr().write_all(text().as_bytes()),
         Stats::File(template) => {
             let path = template.expand(std::process::id());
-            let as_json = path.extension().is_some_and(|extension| extension == "json");
-            let body = if as_json { format!("{:#}\n", json()) } else { text() };
-            std::fs::write(&path, body).inspect_err(|_| log::warn!("GPUPOOL_STATS: cannot write {}", path.display()))
+            let as_json = path
+                .extension()
+                .is_some_and(|extension| extension == "json");
+            let body = if as_json {
+                format!("{:#}\n", json())
+            } else {
+                text()
+            };
+            std::fs::write(&path, body)
+                .inspect_err(|_| log::warn!("GPUPOOL_STATS: cannot write {}", path.display()))
         }
     };
     if let Err(error) = result {
