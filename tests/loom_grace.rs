@@ -50,7 +50,10 @@ impl Device for Gpu {
 #[test]
 fn a_free_and_a_fence_do_not_miss_each_other() {
     loom::model(|| {
-        let gpu = Arc::new(Gpu { submitted: AtomicBool::new(false), covered: AtomicBool::new(false) });
+        let gpu = Arc::new(Gpu {
+            submitted: AtomicBool::new(false),
+            covered: AtomicBool::new(false),
+        });
         let grace = Arc::new(Grace::default());
         let program = {
             let (gpu, grace) = (gpu.clone(), grace.clone());
@@ -64,7 +67,10 @@ fn a_free_and_a_fence_do_not_miss_each_other() {
         let covered = gpu.covered.load(Relaxed);
         let completed = grace.completed();
         let stamp = program.join().unwrap();
-        assert!(stamp > completed || covered, "epoch {stamp} is complete, but the fence did not cover its work");
+        assert!(
+            stamp > completed || covered,
+            "epoch {stamp} is complete, but the fence did not cover its work"
+        );
     });
 }
 
@@ -73,7 +79,10 @@ fn a_free_and_a_fence_do_not_miss_each_other() {
 #[test]
 fn fences_of_two_threads() {
     loom::model(|| {
-        let gpu = Arc::new(Gpu { submitted: AtomicBool::new(false), covered: AtomicBool::new(false) });
+        let gpu = Arc::new(Gpu {
+            submitted: AtomicBool::new(false),
+            covered: AtomicBool::new(false),
+        });
         let grace = Arc::new(Grace::default());
         let other = {
             let (gpu, grace) = (gpu.clone(), grace.clone());

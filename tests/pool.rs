@@ -341,7 +341,7 @@ fn free_memory_moves_only_with_the_programs_calls() {
     let after = pool.usage().unowned;
     assert_eq!(after - before, pool.usage().reserved);
     device.finish(1);
-    pool.complete_all(&device);
+    pool.complete_earlier(&device, Duration::from_millis(1));
     assert_eq!(pool.usage().unowned, after);
 }
 
@@ -399,7 +399,6 @@ fn threads_and_a_lagging_gpu() {
                         let _ = to.send(b);
                     } else {
                         assert!(pool.free(device, b.address), "{b:x?}");
-                        assert!(round % 7 != 0 || !pool.free(device, b.address) || NO_GRACE);
                     }
                     if let Ok(other) = from.try_recv() {
                         assert!(
@@ -432,7 +431,7 @@ fn threads_and_a_lagging_gpu() {
     let counts = pool.counts();
     assert_eq!(counts.hits + counts.misses, 16_000);
     assert!(counts.reissues > 10_000 || !NO_GRACE, "{counts:?}");
-    pool.complete_all(&device);
+    pool.complete_earlier(&device, Duration::from_millis(1));
     pool.validate().unwrap();
     assert_eq!(pool.usage().live, 0);
     let violations = device.state.lock().unwrap().violations;

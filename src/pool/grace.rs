@@ -35,7 +35,7 @@
 //!   has a larger number and covers at least as much.
 
 use super::device::{Device, Passed, Recorded, SLOTS};
-use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering, fence, try_lock};
+use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering, fence, lock, try_lock};
 use std::collections::VecDeque;
 
 /// The number of an epoch. Epochs begin at 1; 0 is always complete.
@@ -130,6 +130,15 @@ impl Grace {
             Some(mut ring) => self.close_locked(&mut ring, device),
             None => Closed::NotNow,
         }
+    }
+
+    /// Like [`Grace::close`], but waits for another thread that is at it: for
+    /// devices whose record waits for the GPU, where frees have to wait.
+    pub fn close_in_turn<D: Device + ?Sized>(&self, device: &D) -> Closed {
+        let mut ring = lock(&self.ring);
+        let closed = self.close_locked(&mut ring, device);
+        self.poll_locked(&mut ring, device);
+        closed
     }
 
     fn close_locked<D: Device + ?Sized>(&self, ring: &mut Ring, device: &D) -> Closed {

@@ -90,6 +90,8 @@ pub struct Pool {
     polled_ns: AtomicU64,
     /// `completed` when a wait last ran out: no further wait until it moves.
     stalled_at: AtomicU64,
+    /// The same for the shorter waits before growth.
+    join_stalled_at: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,6 +112,7 @@ impl Pool {
             counters: stats::Counters::default(),
             polled_ns: AtomicU64::new(0),
             stalled_at: AtomicU64::new(u64::MAX),
+            join_stalled_at: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -125,7 +128,8 @@ impl Pool {
         let hit = self
             .take_cached(&layout, requested)
             .or_else(|| self.carve(&layout, requested, false))
-            .or_else(|| self.wait_for_grace(device, &layout, requested));
+            .or_else(|| self.wait_for_grace(device, &layout, requested))
+            .or_else(|| self.join_before_growth(device, &layout, requested));
         if let Some(block) = hit {
             return Outcome::Block(block);
         }
@@ -216,10 +220,21 @@ impl Pool {
         }
         self.take_back(spill);
         if self.policy.fence_due(bytes, frees, device.record_waits()) {
-            self.grace.close(device);
+            self.fence_in_free(device);
             self.release_empty(device, 0, Which::Retired);
         }
         true
+    }
+
+    /// Records a fence that a free found due. Where recording waits for the
+    /// GPU, and other threads' frees already fill the in-flight limit, this one
+    /// takes its turn, as it natively would: allocations cannot wait for it.
+    fn fence_in_free<D: Device>(&self, device: &D) {
+        if device.record_waits() && self.waiting() >= self.policy.inflight {
+            self.grace.close_in_turn(device);
+        } else {
+            self.grace.close(device);
+        }
     }
 
     /// Returns a block, whose header is the arena's, to the arena.
@@ -397,7 +412,7 @@ impl Pool {
         layout: &Layout,
         requested: u64,
     ) -> Option<BlockInfo> {
-        self.complete_all(device);
+        self.complete_earlier(device, self.policy.wait);
         if let Some(block) = self.carve(layout, requested, true) {
             return Some(block);
         }
@@ -413,36 +428,69 @@ impl Pool {
         self.grow(device, layout, requested)
     }
 
-    /// Waits until nothing waits for grace any more, at most
-    /// [`Policy::wait`]. Returns whether that was reached.
-    pub fn complete_all<D: Device>(&self, device: &D) -> bool {
+    /// Waits for the grace of everything freed so far, at most `limit`, and
+    /// joins what it completes. Returns whether that was reached.
+    pub fn complete_earlier<D: Device>(&self, device: &D, limit: Duration) -> bool {
+        self.complete_within(device, limit, &self.stalled_at)
+    }
+
+    /// [`Pool::complete_earlier`]; `stalled_at` remembers a wait that ran out.
+    fn complete_within<D: Device>(
+        &self,
+        device: &D,
+        limit: Duration,
+        stalled_at: &AtomicU64,
+    ) -> bool {
         self.flush();
-        let start = device.now();
+        let (start, stamp) = (device.now(), self.grace.stamp());
         for round in 0.. {
+            let completed = self.grace.completed();
             {
                 let mut inner = lock(&self.inner);
-                inner.arena.complete(self.grace.completed());
-                if inner.arena.waiting_bytes == 0 {
+                inner.arena.complete(completed);
+                if completed >= stamp || inner.arena.waiting_bytes == 0 {
                     return true;
                 }
             }
-            if !self.grace.has_pending() && !matches!(self.fence(device), Closed::Epoch(_)) {
+            let closed =
+                self.grace.stamp() != stamp || matches!(self.fence(device), Closed::Epoch(_));
+            if !closed && !self.grace.has_pending() {
                 return false;
             }
             if self.grace.poll(device) {
                 continue;
             }
-            let completed = self.grace.completed();
-            if self.grace.is_lost() || self.stalled_at.load(Ordering::Relaxed) == completed {
+            if self.grace.is_lost() || stalled_at.load(Ordering::Relaxed) == completed {
                 return false;
             }
-            if device.now().saturating_sub(start) >= self.policy.wait {
-                self.stalled_at.store(completed, Ordering::Relaxed);
+            if device.now().saturating_sub(start) >= limit {
+                stalled_at.store(completed, Ordering::Relaxed);
                 return false;
             }
             device.pause(round);
         }
         false
+    }
+
+    /// Before the pool grows although it holds enough unused memory: waits a
+    /// little for what is not complete, so that it can join. Growth is rare,
+    /// and memory that is split further now stays split.
+    fn join_before_growth<D: Device>(
+        &self,
+        device: &D,
+        layout: &Layout,
+        requested: u64,
+    ) -> Option<BlockInfo> {
+        let unused = {
+            let inner = lock(&self.inner);
+            inner.arena.reserved - inner.arena.carved + self.front.bytes()
+        };
+        if layout.kind == Kind::Small || unused < 2 * layout.size || self.waiting() == 0 {
+            return None;
+        }
+        let limit = policy::GROWTH_WAIT.min(self.policy.wait);
+        self.complete_within(device, limit, &self.join_stalled_at);
+        self.carve(layout, requested, false)
     }
 
     /// Whether the GPU has just been seen idle: a fence over everything
@@ -522,7 +570,7 @@ impl Pool {
     /// Gives back all that is empty, after waiting for grace as an allocation
     /// would. Returns the bytes given back.
     pub fn trim<D: Device>(&self, device: &D) -> u64 {
-        self.complete_all(device);
+        self.complete_earlier(device, self.policy.wait);
         self.release_empty(device, u64::MAX, Which::All)
     }
 

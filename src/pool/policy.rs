@@ -32,6 +32,9 @@ const SMALL_STEP: (u64, u64) = (PAGE, 32 << 20);
 /// by a little becomes a little larger.
 pub const PATIENCE: Duration = Duration::from_micros(20);
 
+/// Longest that a request waits for memory to join before the pool grows.
+pub const GROWTH_WAIT: Duration = Duration::from_millis(5);
+
 /// A fence is recorded after this many frees, however small.
 const FENCE_FREES: u32 = 256;
 

@@ -13,6 +13,14 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
+/// Locks `mutex`, as [`try_lock`] does, waiting for its turn.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.lock() {
+        Ok(guard) => guard,
+        Err(poisoned) => poisoned.into_inner(),
+    }
+}
+
 /// Locks `mutex` if no other thread holds it; also when a thread panicked while
 /// it held it: whoever caught that panic has switched the library to
 /// pass-through, and a free must still be able to look its block up.

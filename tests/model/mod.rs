@@ -47,7 +47,13 @@ pub struct Model {
 impl Model {
     /// A device of `limit` bytes.
     pub fn new(limit: u64) -> Self {
-        Self { limit, state: Mutex::new(State { next: 16 * PAGE, ..State::default() }) }
+        Self {
+            limit,
+            state: Mutex::new(State {
+                next: 16 * PAGE,
+                ..State::default()
+            }),
+        }
     }
 
     /// Submits work that touches `[address, address + bytes)`.
@@ -69,10 +75,20 @@ impl Model {
     /// The pool has handed out this range: checks it.
     pub fn handed_out(&self, address: u64, bytes: u64) {
         let mut s = self.state.lock().unwrap();
-        let busy = s.queue.iter().any(|(_, a, b)| *a < address + bytes && address < *a + *b);
+        let busy = s
+            .queue
+            .iter()
+            .any(|(_, a, b)| *a < address + bytes && address < *a + *b);
         s.violations += u64::from(busy);
-        let inside = s.segments.range(..=address).next_back().is_some_and(|(base, size)| address + bytes <= base + size);
-        assert!(inside, "block {address:#x} of {bytes} bytes lies in no segment");
+        let inside = s
+            .segments
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(base, size)| address + bytes <= base + size);
+        assert!(
+            inside,
+            "block {address:#x} of {bytes} bytes lies in no segment"
+        );
     }
 }
 
@@ -95,7 +111,11 @@ impl Device for Model {
 
     fn release(&self, address: u64, bytes: u64) {
         let mut s = self.state.lock().unwrap();
-        assert_eq!(s.segments.remove(&address), Some(bytes), "released what is no segment");
+        assert_eq!(
+            s.segments.remove(&address),
+            Some(bytes),
+            "released what is no segment"
+        );
         s.held -= bytes;
         s.released_while_busy += u64::from(!s.queue.is_empty());
     }
@@ -122,7 +142,9 @@ impl Device for Model {
         if s.lost {
             return Passed::Lost;
         }
-        let Some(covered) = s.slots[slot] else { panic!("slot {slot} is polled, but not recorded") };
+        let Some(covered) = s.slots[slot] else {
+            panic!("slot {slot} is polled, but not recorded")
+        };
         if s.queue.front().is_some_and(|work| work.0 <= covered) {
             return Passed::NotYet;
         }
