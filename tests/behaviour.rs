@@ -1,0 +1,187 @@
+//! What the library's options and statistics do to a running program, and what a driver that fails
+//! does not do to it: on the simulated driver, with `tests/programs/churn.c`.
+
+#[path = "programs/stats.rs"]
+mod stats;
+mod support;
+
+use stats::{number, statistics};
+use support::{Folder, Run, run_program};
+
+// ---- what the statistics and options say ---------------------------------------------------------
+
+fn churn(folder: &Folder, count: &str) -> Run {
+    run_program("churn", "shared")
+        .arg(count)
+        .with_lib(true)
+        .env("GPUPOOL_STATS", folder.path().join("stats.json"))
+}
+
+#[test]
+fn statistics_add_up() {
+    let folder = Folder::new("stats");
+    churn(&folder, "4000").run().expect_success();
+    let stats = statistics(&folder);
+    let (hits, misses) = (number(&stats, "/hits"), number(&stats, "/misses"));
+    assert!(hits + misses >= 4000, "{stats}");
+    assert!(hits > 20 * misses, "{stats}");
+    assert!(number(&stats, "/reissues") <= hits, "{stats}");
+    assert!(
+        number(&stats, "/driver/alloc_calls") * 100 <= 4000,
+        "a hundred times fewer: {stats}"
+    );
+    assert!(number(&stats, "/driver/fence_records") > 0, "{stats}");
+    assert!(
+        number(&stats, "/peak_reserved_bytes") >= number(&stats, "/peak_live_bytes"),
+        "{stats}"
+    );
+    assert_eq!(
+        number(&stats, "/live_bytes"),
+        0,
+        "everything was freed: {stats}"
+    );
+    assert!(
+        number(&stats, "/waiting_bytes") <= number(&stats, "/reserved_bytes"),
+        "{stats}"
+    );
+    assert_eq!(stats["mode"], "pool");
+}
+
+#[test]
+fn cap_is_kept() {
+    let folder = Folder::new("cap");
+    churn(&folder, "3000")
+        .env("GPUPOOL_MAX", "16M")
+        .run()
+        .expect_success();
+    let stats = statistics(&folder);
+    assert!(
+        number(&stats, "/peak_reserved_bytes") <= 16 << 20,
+        "{stats}"
+    );
+    assert!(number(&stats, "/hits") > 0, "{stats}");
+}
+
+#[test]
+fn preallocation_is_taken_at_the_start() {
+    let folder = Folder::new("prealloc");
+    churn(&folder, "3")
+        .env("GPUPOOL_PREALLOC", "256M")
+        .run()
+        .expect_success();
+    let stats = statistics(&folder);
+    assert!(
+        number(&stats, "/peak_reserved_bytes") >= 256 << 20,
+        "{stats}"
+    );
+}
+
+#[test]
+fn observe_counts_and_changes_nothing() {
+    let folder = Folder::new("observe");
+    churn(&folder, "1000")
+        .env("GPUPOOL_MODE", "observe")
+        .run()
+        .expect_success();
+    let stats = statistics(&folder);
+    assert_eq!(number(&stats, "/hits"), 0, "{stats}");
+    assert!(number(&stats, "/driver/alloc_calls") >= 1000, "{stats}");
+    assert_eq!(stats["mode"], "observe");
+}
+
+/// Garbage in each variable: one line that names it, and the program runs.
+#[test]
+fn garbage_in_each_variable() {
+    let plain = run_program("churn", "shared")
+        .arg("50")
+        .run()
+        .expect_success();
+    for option in gpupool::config::OPTIONS {
+        // Any text is the name of a file for these.
+        if ["GPUPOOL_STATS", "GPUPOOL_PROFILE", "GPUPOOL_TRACE"].contains(&option.name) {
+            continue;
+        }
+        let run = run_program("churn", "shared")
+            .arg("50")
+            .with_lib(true)
+            .env(option.name, "%$garbage=,");
+        let outcome = run.run().expect_success();
+        assert_eq!(outcome.stdout, plain.stdout, "{}", option.name);
+        assert_eq!(
+            outcome.stderr.lines().count(),
+            1,
+            "{}: one line: {}",
+            option.name,
+            outcome.stderr
+        );
+        assert!(
+            outcome.stderr.contains(option.name),
+            "{}: {}",
+            option.name,
+            outcome.stderr
+        );
+        assert!(
+            outcome.stderr.contains("%$garbage=,"),
+            "{}: {}",
+            option.name,
+            outcome.stderr
+        );
+    }
+    let run = run_program("churn", "shared")
+        .arg("50")
+        .with_lib(true)
+        .env("GPUPOOL_NOSUCH", "1");
+    let outcome = run.run().expect_success();
+    assert_eq!(outcome.stdout, plain.stdout);
+    assert_eq!(
+        outcome
+            .stderr
+            .lines()
+            .filter(|l| l.contains("GPUPOOL_NOSUCH"))
+            .count(),
+        1,
+        "{}",
+        outcome.stderr
+    );
+}
+
+// ---- faults of the driver ------------------------------------------------------------------------
+
+/// Fences cannot be recorded any more: nothing is reissued on a guess, nothing hangs, and the
+/// program gets its memory all the same.
+#[test]
+fn failing_fences_do_no_harm() {
+    let plain = run_program("churn", "shared")
+        .arg("2000")
+        .run()
+        .expect_success();
+    for fault in [
+        "cuCtxRecordEvent:1@10+",
+        "cuCtxRecordEvent:1@10",
+        "cuEventCreate:2@3+",
+    ] {
+        let run = run_program("churn", "shared")
+            .arg("2000")
+            .with_lib(true)
+            .env("SIMCUDA_FAULT", fault);
+        let outcome = run.run().expect_success();
+        assert_eq!(outcome.stdout, plain.stdout, "{fault}");
+        assert!(
+            !outcome.stderr.contains("VIOLATION"),
+            "{fault}: {}",
+            outcome.stderr
+        );
+    }
+}
+
+/// One driver allocation fails: the program does not see it as long as a retry succeeds.
+#[test]
+fn single_failed_driver_allocation_is_retried() {
+    for call in [1, 2, 3] {
+        let run = run_program("churn", "shared").arg("2000").with_lib(true);
+        let outcome = run
+            .env("SIMCUDA_FAULT", format!("cuMemAlloc_v2:2@{call}"))
+            .run();
+        assert!(outcome.expect_success().stdout.contains("wrong words 0"));
+    }
+}

@@ -1,0 +1,352 @@
+//! The C programs of `tests/programs` on the simulated driver, each without and with the library:
+//! the output has to be the same. `tests/programs/table.txt` lists the runs; the same table is run on
+//! a real GPU by `scripts/gpu-check`.
+
+#[path = "programs/stats.rs"]
+mod stats;
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use stats::{number, statistics};
+use support::{Folder, Run, program, root, run_program};
+
+/// A line of the table.
+struct Row {
+    id: String,
+    program: String,
+    arguments: Vec<String>,
+    flavours: Vec<String>,
+    simulated: Vec<(String, String)>,
+    pool: Vec<(String, String)>,
+    rules: Vec<String>,
+}
+
+impl Row {
+    fn has(&self, rule: &str) -> bool {
+        self.rules.iter().any(|r| r == rule)
+    }
+
+    /// The texts of all rules of a kind, `_` standing for a space.
+    fn texts(&self, kind: &str) -> Vec<String> {
+        self.rules
+            .iter()
+            .filter_map(|r| r.strip_prefix(kind))
+            .map(|t| t.replace('_', " "))
+            .collect()
+    }
+}
+
+fn words(column: &str) -> Vec<String> {
+    column.split_whitespace().map(str::to_owned).collect()
+}
+
+fn variables(column: &str) -> Vec<(String, String)> {
+    words(column)
+        .iter()
+        .filter_map(|v| v.split_once('='))
+        .map(|(n, v)| (n.to_owned(), v.to_owned()))
+        .collect()
+}
+
+fn table() -> Vec<Row> {
+    let text = include_str!("programs/table.txt");
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+            assert_eq!(columns.len(), 6, "six columns: {line}");
+            let mut command = words(columns[1]);
+            Row {
+                id: columns[0].to_owned(),
+                program: command.remove(0),
+                arguments: command,
+                flavours: words(columns[2]),
+                simulated: variables(columns[3]),
+                pool: variables(columns[4]),
+                rules: words(columns[5]),
+            }
+        })
+        .collect()
+}
+
+/// A `maybe-better` line: word by word equal, or 0 with the library.
+fn no_worse(native: &str, pooled: &str) -> bool {
+    let (a, b): (Vec<&str>, Vec<&str>) = (native.split(' ').collect(), pooled.split(' ').collect());
+    let better = |x: &str, y: &str| y == "0" && x.chars().all(|c| c.is_ascii_digit());
+    a.len() == b.len() && a.iter().zip(&b).all(|(x, y)| x == y || better(x, y))
+}
+
+#[track_caller]
+fn compare(native: &str, pooled: &str, left_out: &[String]) {
+    let keep = |text: &str| -> Vec<String> {
+        text.lines()
+            .filter(|l| !left_out.iter().any(|t| l.contains(t.as_str())))
+            .map(str::to_owned)
+            .collect()
+    };
+    let (a, b) = (keep(native), keep(pooled));
+    for (x, y) in a.iter().zip(&b) {
+        let fine = x == y || (x.starts_with("maybe-better") && no_worse(x, y));
+        assert!(fine, "without the library `{x}`, with it `{y}`");
+    }
+    assert_eq!(
+        a.len(),
+        b.len(),
+        "number of lines\n{native}\n-- with the library:\n{pooled}"
+    );
+}
+
+fn prepared(name: &str, flavour: &str, arguments: &[String], env: &[(String, String)]) -> Run {
+    let mut run = run_program(name, flavour)
+        .args(arguments)
+        .limit(Duration::from_secs(90));
+    for (name, value) in env {
+        run = run.env(name, value);
+    }
+    run
+}
+
+/// Whether a line on stderr is none of the library's doing. Everything else there is a failure: the
+/// simulated driver's reports of violations, and what the library logs.
+fn expected_on_stderr(row: &Row, line: &str) -> bool {
+    let own_faults = ["VIOLATION double-free", "VIOLATION forked-child"];
+    row.has("bad-calls") && own_faults.iter().any(|fault| line.contains(fault))
+}
+
+/// One run of the table in one flavour.
+fn check(id: &str, flavour: &str) {
+    let rows = table();
+    let row = rows
+        .iter()
+        .find(|row| row.id == id)
+        .unwrap_or_else(|| panic!("{id} is not in the table"));
+    let native = (!row.has("pooled-only")).then(|| {
+        prepared(&row.program, flavour, &row.arguments, &row.simulated)
+            .run()
+            .expect_success()
+    });
+
+    let folder = Folder::new(&format!("{id}-{flavour}"));
+    let mut run = prepared(&row.program, flavour, &row.arguments, &row.simulated).with_lib(true);
+    run = run.env("GPUPOOL_STATS", folder.path().join("stats.json"));
+    for (name, value) in &row.pool {
+        run = run.env(name, value);
+    }
+    let pooled = run.run().expect_success();
+
+    if let Some(native) = &native {
+        compare(&native.stdout, &pooled.stdout, &row.texts("except="));
+    }
+    let faults: Vec<&str> = pooled
+        .stderr
+        .lines()
+        .filter(|line| !expected_on_stderr(row, line))
+        .collect();
+    assert!(faults.is_empty(), "on stderr: {faults:#?}");
+    for text in row.texts("expect=") {
+        assert!(
+            pooled.stdout.lines().any(|l| l.contains(&text)),
+            "no line with `{text}`: {pooled:#?}"
+        );
+    }
+    if row.has("hits") {
+        assert!(
+            number(&statistics(&folder), "/hits") > 0,
+            "nothing was pooled: {}",
+            statistics(&folder)
+        );
+    }
+}
+
+macro_rules! programs {
+    ($($name:ident: $id:literal $flavour:literal;)*) => {
+        $(#[test] fn $name() { check($id, $flavour); })*
+        const COVERED: &[(&str, &str)] = &[$(($id, $flavour)),*];
+    };
+}
+
+programs! {
+    cross_stream_shared: "cross_stream" "shared";
+    cross_stream_static: "cross_stream" "static";
+    free_then_copy_shared: "free_then_copy" "shared";
+    free_copy_ordered_shared: "free_copy_ordered" "shared";
+    free_copy_ordered_static: "free_copy_ordered" "static";
+    free_copy_strict_shared: "free_copy_strict" "shared";
+    free_copy_strict_static: "free_copy_strict" "static";
+    free_cpu_strict_shared: "free_cpu_strict" "shared";
+    endless_kernel_shared: "endless_kernel" "shared";
+    endless_kernel_static: "endless_kernel" "static";
+    endless_strict_shared: "endless_strict" "shared";
+    gated_kernel_shared: "gated_kernel" "shared";
+    gated_kernel_static: "gated_kernel" "static";
+    gated_limit_small_shared: "gated_limit_small" "shared";
+    gated_limit_zero_shared: "gated_limit_zero" "shared";
+    gated_ordered_shared: "gated_ordered" "shared";
+    pinned_shared: "pinned" "shared";
+    pinned_static: "pinned" "static";
+    fill_any_shared: "fill_any" "shared";
+    fill_zero_shared: "fill_zero" "shared";
+    fill_zero_static: "fill_zero" "static";
+    fill_poison_shared: "fill_poison" "shared";
+    alignment_shared: "alignment" "shared";
+    alignment_static: "alignment" "static";
+    bad_frees_shared: "bad_frees" "shared";
+    bad_frees_static: "bad_frees" "static";
+    bad_frees_strict_shared: "bad_frees_strict" "shared";
+    capture_shared: "capture" "shared";
+    capture_static: "capture" "static";
+    capture_ordered_shared: "capture_ordered" "shared";
+    capture_strict_shared: "capture_strict" "shared";
+    first_in_capture_shared: "first_in_capture" "shared";
+    first_in_capture_static: "first_in_capture" "static";
+    memgetinfo_shared: "memgetinfo" "shared";
+    memgetinfo_static: "memgetinfo" "static";
+    memgetinfo_cap_shared: "memgetinfo_cap" "shared";
+    peer_shared: "peer" "shared";
+    peer_static: "peer" "static";
+    peer_grace_shared: "peer_grace" "shared";
+    crosses_shared: "crosses" "shared";
+    crosses_static: "crosses" "static";
+    ipc_shared: "ipc" "shared";
+    ipc_static: "ipc" "static";
+    ranges_shared: "ranges" "shared";
+    ranges_static: "ranges" "static";
+    pitched_shared: "pitched" "shared";
+    pitched_static: "pitched" "static";
+    contexts_driver: "contexts" "driver";
+    reset_shared: "reset" "shared";
+    reset_static: "reset" "static";
+    exit_return_shared: "exit_return" "shared";
+    exit_return_static: "exit_return" "static";
+    exit_atexit_shared: "exit_atexit" "shared";
+    exit_atexit_static: "exit_atexit" "static";
+    exit_destructor_shared: "exit_destructor" "shared";
+    exit_destructor_static: "exit_destructor" "static";
+    exit_thread_shared: "exit_thread" "shared";
+    exit_thread_static: "exit_thread" "static";
+    exit_quick_shared: "exit_quick" "shared";
+    exit_busy_shared: "exit_busy" "shared";
+    exit_detached_shared: "exit_detached" "shared";
+    exit_detached_static: "exit_detached" "static";
+    exit_underscore_shared: "exit_underscore" "shared";
+    fork_shared: "fork" "shared";
+    fork_static: "fork" "static";
+    fork_storm_shared: "fork_storm" "shared";
+    fork_child_frees_shared: "fork_child_frees" "shared";
+    fault_shared: "fault" "shared";
+    fault_static: "fault" "static";
+    out_of_memory_shared: "out_of_memory" "shared";
+    out_of_memory_static: "out_of_memory" "static";
+    overlap_shared: "overlap" "shared";
+    overlap_frees_shared: "overlap_frees" "shared";
+    overlap_frees_static: "overlap_frees" "static";
+    churn_shared: "churn" "shared";
+    churn_static: "churn" "static";
+    churn_cap_shared: "churn_cap" "shared";
+    churn_prealloc_shared: "churn_prealloc" "shared";
+    churn_off_shared: "churn_off" "shared";
+    churn_observe_shared: "churn_observe" "shared";
+    churn_observe_static: "churn_observe" "static";
+    driver_only_driver: "driver_only" "driver";
+    dlsym_driver_driver: "dlsym_driver" "driver";
+    plugin_driver: "plugin" "driver";
+    foreign_shared: "foreign" "shared";
+    green_context_driver: "green_context" "driver";
+    short_threads_shared: "short_threads" "shared";
+    short_threads_static: "short_threads" "static";
+    forwarding_shared: "forwarding" "shared";
+}
+
+/// Frees in exit handlers, destructors and ending threads depend on the order in which libraries are
+/// unloaded and threads are stopped: once is not enough.
+#[test]
+fn process_ends_fifty_times() {
+    for how in [
+        "atexit",
+        "destructor",
+        "thread",
+        "quick",
+        "busy",
+        "detached",
+        "return",
+        "underscore",
+    ] {
+        for flavour in ["shared", "static"] {
+            for _ in 0..50 {
+                let run = run_program("exit_handlers", flavour)
+                    .arg(how)
+                    .with_lib(true);
+                let outcome = run.limit(Duration::from_secs(30)).run().expect_success();
+                assert!(
+                    outcome.stdout.contains(&format!("main ends: {how}")),
+                    "{outcome:#?}"
+                );
+            }
+        }
+    }
+}
+
+/// Nothing of the table, and no program, is left out.
+#[test]
+fn every_program_is_run() {
+    let rows = table();
+    let wanted: BTreeSet<(&str, &str)> = rows
+        .iter()
+        .flat_map(|r| r.flavours.iter().map(|f| (r.id.as_str(), f.as_str())))
+        .collect();
+    assert_eq!(wanted, COVERED.iter().copied().collect());
+    // Those with tests of their own, and what other programs open.
+    let elsewhere = [
+        "demo",
+        "driver_facts",
+        "guard",
+        "pairs",
+        "plugin_library",
+        "forwarding_library",
+        "stress",
+    ];
+    let folder = root().join("tests/programs");
+    for entry in fs::read_dir(&folder).expect("tests/programs").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(name) = name.strip_suffix(".c") {
+            assert!(
+                elsewhere.contains(&name) || rows.iter().any(|r| r.program == name),
+                "{name}.c is never run"
+            );
+        }
+    }
+}
+
+/// The programs embed the kernels as text: it is that of kernels.ptx.
+#[test]
+fn kernels_header_is_that_of_the_ptx() {
+    let folder = root().join("tests/programs");
+    let ptx = fs::read_to_string(folder.join("kernels.ptx")).expect("kernels.ptx");
+    let header = fs::read_to_string(folder.join("kernels_ptx.h")).expect("kernels_ptx.h");
+    let text: String = header
+        .lines()
+        .filter_map(|l| l.strip_prefix("    \"")?.strip_suffix("\\n\""))
+        .map(|l| {
+            l.replace("\\t", "\t")
+                .replace("\\\"", "\"")
+                .replace("\\\\", "\\")
+                + "\n"
+        })
+        .collect();
+    assert_eq!(text, ptx, "run tests/programs/make-kernels");
+}
+
+/// The programs exist in the flavours that the table wants; says which to build if not.
+#[test]
+fn programs_are_built() {
+    for row in table() {
+        for flavour in &row.flavours {
+            assert!(program(&row.program, flavour).exists());
+        }
+    }
+}
