@@ -19,15 +19,22 @@ use super::driver::{function, real};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// An open capture.
+/// An open capture. A stream is known by its handle here: it cannot come again
+/// while this stream lives, and the hooks see the stream's end. (The per-thread
+/// default stream has the same handle in every thread.)
 #[derive(Debug)]
 struct Capture {
-    /// The stream's id: handles come again. Where the driver has no ids
-    /// (before 12.0), its handle.
-    stream: u64,
+    stream: CUstream,
     context: CUcontext,
     thread: i32,
     mode: i32,
+}
+
+impl Capture {
+    fn is_on(&self, stream: CUstream) -> bool {
+        const PER_THREAD: CUstream = 2;
+        self.stream == stream && (stream != PER_THREAD || self.thread == thread_id())
+    }
 }
 
 static GATE: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
@@ -70,27 +77,20 @@ fn thread_id() -> i32 {
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
 }
 
-/// The id of `stream`, which must be valid.
-fn stream_id(stream: CUstream) -> u64 {
-    let mut id = 0;
-    // SAFETY: `id` is valid for a write; the driver checks the handle.
-    match unsafe { real::cuStreamGetId(stream, &raw mut id) } {
-        SUCCESS => id,
-        _ => stream as u64,
-    }
-}
-
 /// Makes the real call that begins a capture on `stream` in `mode`.
 pub fn begin(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresult) -> CUresult {
     let mut gate = lock();
+    let mut context = 0;
+    // Asked of a stream that is being captured this would break the capture
+    // (seen on an H200).
+    if is_capturing(stream) == Ok(false) {
+        // SAFETY: `context` is valid for a write, and the stream is valid.
+        unsafe { real::cuStreamGetCtx(stream, &raw mut context) };
+    }
     let result = call();
     if result == SUCCESS {
-        let mut context = 0;
-        // SAFETY: `context` is valid for a write; the stream has just been
-        // accepted by the driver.
-        unsafe { real::cuStreamGetCtx(stream, &raw mut context) };
         gate.push(Capture {
-            stream: stream_id(stream),
+            stream,
             context,
             thread: thread_id(),
             mode,
@@ -108,14 +108,13 @@ pub fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
         return call();
     }
     let mut gate = lock();
-    let id = stream_id(stream);
     let result = call();
     let mut status = CAPTURE_STATUS_NONE;
     let _relaxed = Relaxed::enter();
     // SAFETY: `status` is valid for a write; the driver checks the handle.
     let asked = unsafe { real::cuStreamIsCapturing(stream, &raw mut status) };
     if asked == SUCCESS && status == CAPTURE_STATUS_NONE {
-        gate.retain(|capture| capture.stream != id);
+        gate.retain(|capture| !capture.is_on(stream));
         OPEN.store(gate.len(), Ordering::Release);
     }
     result
@@ -126,11 +125,13 @@ pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CU
     if !any_open() {
         return call();
     }
-    let id = stream_id(stream);
+    // Under the gate, so that nobody captures on a stream that was given the
+    // same handle before this one is forgotten. The driver does not wait for
+    // the stream's work here.
+    let mut gate = lock();
     let result = call();
     if result == SUCCESS {
-        let mut gate = lock();
-        gate.retain(|capture| capture.stream != id);
+        gate.retain(|capture| !capture.is_on(stream));
         OPEN.store(gate.len(), Ordering::Release);
     }
     result

@@ -22,8 +22,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub const CACHED_MAX: u64 = 4 << 20;
 
 const SLOTS: usize = 64;
-/// Sizes that a cache holds at once.
-const BINS: usize = 16;
+/// Bins of a cache. A size has its place in a few of them only, so that a
+/// look-up costs the same however many sizes a program uses.
+const BINS: usize = 128;
+/// How many bins a size can be in.
+const WAYS: usize = 4;
 /// Bits of an id below the slot's number.
 const ID_BITS: u32 = 38;
 
@@ -38,7 +41,8 @@ struct Bin {
 /// The cache of a slot.
 #[derive(Debug, Default)]
 pub struct Cache {
-    bins: [Bin; BINS],
+    /// None before the first free, then [`BINS`].
+    bins: Box<[Bin]>,
     in_use: bool,
     ticks: u64,
     next_id: u64,
@@ -72,6 +76,13 @@ impl Default for Front {
             in_use: AtomicU64::new(0),
         }
     }
+}
+
+/// The bins that `size` can be in.
+#[inline]
+fn ways(size: u64) -> impl Iterator<Item = usize> {
+    let first = ((size >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
+    (0..WAYS).map(move |way| (first + way) % BINS)
 }
 
 /// The slot of the calling thread.
@@ -166,7 +177,8 @@ impl Mine<'_> {
     #[inline]
     pub fn take(&mut self, size: u64, completed: Epoch) -> Option<u32> {
         let cache = &mut *self.cache;
-        let bin = cache.bins.iter_mut().find(|bin| bin.size == size)?;
+        let bin = &mut cache.bins
+            [ways(size).find(|way| cache.bins.get(*way).is_some_and(|bin| bin.size == size))?];
         let &(epoch, index) = bin.blocks.front()?;
         if epoch > completed {
             return None;
@@ -193,10 +205,8 @@ impl Mine<'_> {
     ) {
         let cache = &mut *self.cache;
         cache.ticks += 1;
-        let place = match cache.bins.iter().position(|bin| bin.size == size) {
-            Some(place) => place,
-            None => cache.make_room(size, spill),
-        };
+        let place = ways(size).find(|way| cache.bins.get(*way).is_some_and(|bin| bin.size == size));
+        let place = place.unwrap_or_else(|| cache.make_room(size, spill));
         let bin = &mut cache.bins[place];
         bin.used_at = cache.ticks;
         bin.blocks.push_back((epoch, index));
@@ -229,11 +239,15 @@ impl Mine<'_> {
 }
 
 impl Cache {
-    /// A bin for `size`: a new one, or that of the size not used for longest.
+    /// A bin for `size`: of those that it can be in, the one not used for
+    /// longest.
     #[cold]
     fn make_room(&mut self, size: u64, spill: &mut Vec<(Epoch, u32)>) -> usize {
-        let oldest = (0..BINS)
-            .min_by_key(|place| self.bins[*place].used_at)
+        if self.bins.is_empty() {
+            self.bins = (0..BINS).map(|_| Bin::default()).collect();
+        }
+        let oldest = ways(size)
+            .min_by_key(|way| self.bins[*way].used_at)
             .unwrap_or(0);
         let bin = &mut self.bins[oldest];
         self.bytes -= bin.size * bin.blocks.len() as u64;

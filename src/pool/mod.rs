@@ -88,6 +88,10 @@ pub struct Pool {
     counters: stats::Counters,
     /// Nanoseconds that misses have polled since the pool last grew.
     polled_ns: AtomicU64,
+    /// `completed` when the caches were last emptied for a wait.
+    flushed_at: AtomicU64,
+    /// Bytes of large blocks freed since the last fence.
+    unfenced: AtomicU64,
     /// `completed` when a wait last ran out: no further wait until it moves.
     stalled_at: AtomicU64,
     /// The same for the shorter waits before growth.
@@ -111,6 +115,8 @@ impl Pool {
             policy,
             counters: stats::Counters::default(),
             polled_ns: AtomicU64::new(0),
+            flushed_at: AtomicU64::new(0),
+            unfenced: AtomicU64::new(0),
             stalled_at: AtomicU64::new(u64::MAX),
             join_stalled_at: AtomicU64::new(u64::MAX),
         }
@@ -213,7 +219,13 @@ impl Pool {
             mine.put(size, epoch, index, budget, &mut spill);
         }
         mine.cache.counts.frees += 1;
-        let (bytes, frees) = mine.freed(epoch, size);
+        // Large blocks are counted together, as a fence serves all threads;
+        // small ones by slot, as a shared counter would cost more than they do.
+        let (bytes, frees) = if size >= policy::COUNTED_TOGETHER {
+            (self.unfenced.fetch_add(size, Ordering::Relaxed) + size, 0)
+        } else {
+            mine.freed(epoch, size)
+        };
         drop(mine);
         if !to_cache {
             self.give(index, epoch);
@@ -230,10 +242,13 @@ impl Pool {
     /// GPU, and other threads' frees already fill the in-flight limit, this one
     /// takes its turn, as it natively would: allocations cannot wait for it.
     fn fence_in_free<D: Device>(&self, device: &D) {
-        if device.record_waits() && self.waiting() >= self.policy.inflight {
-            self.grace.close_in_turn(device);
+        let closed = if device.record_waits() && self.waiting() >= self.policy.inflight {
+            self.grace.close_in_turn(device)
         } else {
-            self.grace.close(device);
+            self.grace.close(device)
+        };
+        if matches!(closed, Closed::Epoch(_)) {
+            self.unfenced.store(0, Ordering::Relaxed);
         }
     }
 
@@ -266,6 +281,16 @@ impl Pool {
         self.take_back(blocks);
     }
 
+    /// Empties the caches if they were not emptied since `completed` last
+    /// moved and hold much of what may wait: a block of another size or in
+    /// another thread's cache that has become complete does not wait any more.
+    fn flush_since(&self, completed: Epoch) {
+        let much = self.front.bytes() * 2 >= self.policy.inflight;
+        if much && self.flushed_at.swap(completed, Ordering::Relaxed) != completed {
+            self.flush();
+        }
+    }
+
     /// Records a fence for an allocation if that is possible without waiting.
     fn fence<D: Device>(&self, device: &D) -> Closed {
         if device.record_waits() {
@@ -292,7 +317,7 @@ impl Pool {
         let polled = Duration::from_nanos(self.polled_ns.load(Ordering::Relaxed));
         let patience = policy::PATIENCE.saturating_sub(polled);
         let mut seen = self.grace.completed();
-        let (mut long, mut flushed) = (false, false);
+        let mut long = false;
         let mut found = None;
         for round in 0.. {
             if !self.grace.has_pending() {
@@ -303,8 +328,10 @@ impl Pool {
             }
             self.grace.poll(device);
             let completed = self.grace.completed();
-            if completed != seen {
+            let moved = completed != seen;
+            if moved {
                 seen = completed;
+                self.flush_since(completed);
                 found = self
                     .take_cached(layout, requested)
                     .or_else(|| self.carve(layout, requested, false));
@@ -312,35 +339,24 @@ impl Pool {
             if found.is_some() || self.grace.is_lost() {
                 break;
             }
-            let waiting = self.waiting();
             let elapsed = device.now().saturating_sub(start);
-            if waiting == 0 {
-                break;
-            }
-            if elapsed >= patience {
-                if waiting >= self.policy.inflight && !std::mem::replace(&mut flushed, true) {
-                    // What is complete in caches does not wait.
-                    self.flush();
-                    found = self.carve(layout, requested, false);
-                    if found.is_some() {
-                        break;
-                    }
-                    continue;
-                }
-                let may_wait = waiting >= self.policy.inflight
+            // What waits is looked at where it can have changed, not in every
+            // round: others need the lock to go on.
+            if elapsed >= patience && (moved || !long) {
+                let may_wait = self.waiting() >= self.policy.inflight
                     && self.grace.has_pending()
                     && self.stalled_at.load(Ordering::Relaxed) != completed;
                 if !may_wait {
                     break;
                 }
                 long = true;
-                if elapsed >= self.policy.wait {
-                    // A fence may depend on what this thread does next: not
-                    // again until one has passed.
-                    self.stalled_at.store(completed, Ordering::Relaxed);
-                    stats::bump(&self.counters.wait_timeouts);
-                    break;
-                }
+            }
+            if long && elapsed >= self.policy.wait {
+                // A fence may depend on what this thread does next: not again
+                // until one has passed.
+                self.stalled_at.store(completed, Ordering::Relaxed);
+                stats::bump(&self.counters.wait_timeouts);
+                break;
             }
             device.pause(round);
         }

@@ -35,6 +35,9 @@ pub const PATIENCE: Duration = Duration::from_micros(20);
 /// Longest that a request waits for memory to join before the pool grows.
 pub const GROWTH_WAIT: Duration = Duration::from_millis(5);
 
+/// Frees of at least this many bytes are counted for all threads together.
+pub const COUNTED_TOGETHER: u64 = 256 << 10;
+
 /// A fence is recorded after this many frees, however small.
 const FENCE_FREES: u32 = 256;
 
