@@ -8,6 +8,8 @@
 //!
 //! Before [`init`] everything is dropped. Stdout is never written.
 
+pub mod callsite;
+
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -20,6 +20,7 @@ const OTHER: &[(&str, &str)] = &[
     ("GPUPOOL_ASYNC", "pool"),
     ("GPUPOOL_HOST", "off"),
     ("GPUPOOL_HOST_MAX", "1G"),
+    ("GPUPOOL_IPC", "deny"),
     ("GPUPOOL_BACKEND", "vmm"),
     ("GPUPOOL_FILL", "zero"),
     ("GPUPOOL_GUARD", "on"),

@@ -8,6 +8,7 @@ use super::abi::{CUcontext, CUdevice, SUCCESS};
 use super::capture::{self, Relaxed};
 use super::driver::real;
 use super::fence::Fences;
+use super::guard::Guard;
 use crate::config::{Config, Inflight, Ipc};
 use crate::pool::segment_map::SegmentMap;
 use crate::pool::{Policy, Pool};
@@ -44,6 +45,8 @@ pub struct Context {
     pub total: u64,
     /// Its pool.
     pub pool: Pool,
+    /// GPUPOOL_GUARD's view of its memory.
+    pub guard: Option<Guard>,
     /// Fences of the pool, and spare events of this context.
     pub(super) fences: Fences,
     primary: bool,
@@ -274,6 +277,7 @@ fn register(
             device,
             total,
             pool: Pool::new(policy),
+            guard: config.guard.then(Guard::default),
             fences: Fences::default(),
             primary,
             status: AtomicU8::new(status as u8),
@@ -380,6 +384,10 @@ pub fn closing<R>(
     let Some(context) = context else {
         return call();
     };
+    if let Some(guard) = &context.guard {
+        guard.check_all(context);
+        super::guard::report_pending();
+    }
     context.closing.fetch_add(1, Ordering::AcqRel);
     let result = call();
     if ended(&result)
@@ -389,6 +397,9 @@ pub fn closing<R>(
             SEGMENTS.remove(base, size, context);
         }
         context.fences.forget();
+        if let Some(guard) = &context.guard {
+            guard.forget();
+        }
         capture::context_gone(context.handle);
         changed(|registry| {
             registry

@@ -60,6 +60,14 @@ impl Device for &'static Context {
         // Entered before any block of it is published, so that a free of one
         // always finds its owner.
         if address.is_multiple_of(PAGE) && SEGMENTS.insert(address, bytes, self) {
+            if let Some(guard) = &self.guard
+                && !guard.segment_taken(self, address, bytes)
+            {
+                // Work on it is under way: it is left alone for good, as
+                // freeing it would wait for the GPU.
+                SEGMENTS.remove(address, bytes, self);
+                return Err(Refusal::OutOfMemory);
+            }
             return Ok(address);
         }
         log::warn!("the driver gave a segment at {address:#x}, which the pool cannot use");
@@ -69,6 +77,9 @@ impl Device for &'static Context {
     }
 
     fn release(&self, address: u64, bytes: u64) {
+        if let Some(guard) = &self.guard {
+            guard.segment_given(self, address, bytes);
+        }
         // Owners go first: the driver may give the addresses to anybody.
         SEGMENTS.remove(address, bytes, self);
         let _relaxed = Relaxed::enter();

@@ -130,6 +130,8 @@ driver_functions! {
     cuArrayCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuArray3DCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32);
+    cuMemHostRegister_v2(start: *mut c_void, bytes: usize, flags: u32);
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
     cuMemsetD8Async(address: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
 
     cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream);

@@ -13,6 +13,7 @@ use super::driver::{has_context_events, real};
 use crate::pool::device::{Passed, Recorded, SLOTS};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The recorded fences of a pool, and the spare events of its context.
 #[derive(Default)]
@@ -169,33 +170,39 @@ impl Context {
     }
 
     /// Returns when all work submitted so far to this context is done, as a
-    /// native free does, without holding up other threads' launches. Not
-    /// bounded, as natively. Does nothing while a capture is open.
-    pub fn wait_for_earlier_work(&self) {
+    /// native free does, without holding up other threads' launches. Without a
+    /// `limit` not bounded, as natively. Does nothing while a capture is open.
+    /// Returns whether the work is known to be done.
+    pub fn wait_for_earlier_work(&self, limit: Option<Duration>) -> bool {
         let event = {
             let Some(gate) = capture::no_capture() else {
-                return;
+                return false;
             };
             if !has_context_events() {
-                self.synchronize_all(&gate);
-                return;
+                return matches!(self.synchronize_all(&gate), Recorded::Yes);
             }
             match self.record_event(&gate) {
                 Ok(event) => event,
-                Err(_) => return,
+                Err(_) => return false,
             }
         };
+        let start = Instant::now();
         for round in 0.. {
             let _relaxed = Relaxed::enter();
             match query_here(self, event) {
+                Passed::NotYet if limit.is_some_and(|limit| start.elapsed() >= limit) => {
+                    discard(event);
+                    return false;
+                }
                 Passed::NotYet => crate::pool::pause(round),
-                Passed::Yes => return,
+                Passed::Yes => return true,
                 Passed::Lost => {
                     self.pool.set_lost();
-                    return;
+                    return false;
                 }
             }
         }
+        false
     }
 
     /// Makes all later work of this context wait for all earlier work, on the

@@ -8,6 +8,7 @@ pub mod device;
 pub mod driver;
 pub mod fence;
 pub mod fill;
+pub mod guard;
 pub mod ipc;
 
 pub use context::{Context, SEGMENTS};

@@ -4,6 +4,7 @@
 
 pub mod arrival;
 mod entry;
+mod guarded;
 pub mod install;
 pub mod next;
 pub mod objects;

@@ -35,10 +35,25 @@ fn whose(address: CUdeviceptr) -> Whose {
         return Whose::Foreign;
     }
     match shielded(|| owner.pool.containing(address)) {
-        Some(Some(block)) => Whose::Block(owner, block),
+        Some(Some(block)) => match &owner.guard {
+            None => Whose::Block(owner, block),
+            // The pool was asked for more than the program knows of.
+            Some(guard) => guard
+                .as_asked(block, address)
+                .map_or(Whose::Nobody, |block| Whose::Block(owner, block)),
+        },
         Some(None) => Whose::Nobody,
         None => Whose::Foreign,
     }
+}
+
+/// Another process or device may see the block from now on: its segment, whose
+/// address and size this returns, takes no new blocks.
+fn export(owner: &Context, block: &BlockInfo) -> Option<(u64, u64)> {
+    if let Some(guard) = &owner.guard {
+        guard.exported(block.address);
+    }
+    owner.pool.retire(block.address)
 }
 
 /// cuMemGetInfo: what the program could have counts as free, so also the
@@ -121,7 +136,7 @@ unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &Bl
                 .write_unaligned(u32::from(block.sync_memops)),
             // Another device may read the block from now on.
             ATTRIBUTE_P2P_TOKENS => {
-                owner.pool.retire(block.address);
+                export(owner, block);
             }
             _ => {}
         }
@@ -220,8 +235,8 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
 pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult {
     let (owner, block) = match whose(address) {
         Whose::Block(owner, block) if !handle.is_null() => (owner, block),
-        // SAFETY: the program's arguments as they came.
         Whose::Foreign | Whose::Block(..) => {
+            // SAFETY: the program's arguments as they came.
             return unsafe { real::cuIpcGetMemHandle(handle, address) };
         }
         // SAFETY: the program's arguments, but for the address.
@@ -239,7 +254,7 @@ pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult 
         return refused("GPUPOOL_IPC=deny");
     }
     let made = shielded(|| {
-        let (base, size) = owner.pool.retire(block.address)?;
+        let (base, size) = export(owner, &block)?;
         Some(ipc::handle(
             owner,
             base,
@@ -277,7 +292,7 @@ pub unsafe fn range_handle(
             // Natively a range that leaves the allocation is an error.
             let end = address.checked_add(size as u64);
             if end.is_some_and(|end| end <= block.address + block.requested) {
-                shielded(|| owner.pool.retire(block.address));
+                shielded(|| export(owner, &block));
                 address
             } else {
                 NEVER_VALID

@@ -3,18 +3,20 @@
 //! this process, whose memory or context is it, what does the pool say; and
 //! where the answer is "not ours", the real call, with the program's arguments.
 
+use super::guarded;
 use crate::config::{Fill, FreePolicy};
 use crate::cuda::abi::{
     CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS,
 };
 use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
-use crate::cuda::{SEGMENTS, capture, fill};
+use crate::cuda::{SEGMENTS, capture, fill, guard};
 use crate::pool::{BlockInfo, Outcome};
 use crate::process::{self, FOREIGN_FREES, PASSED_ALLOCS, State, observe, shielded};
 use dashmap::DashMap;
 use once_cell::sync::Lazy;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A block of `bytes` from the pool of the calling thread's context. `None`:
 /// the driver shall answer, and nothing has happened.
@@ -26,6 +28,9 @@ pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
         return None;
     }
     context.preallocate_once();
+    if let Some(guard) = &context.guard {
+        return guarded::alloc(context, guard, bytes as u64);
+    }
     let Outcome::Block(block) = context.pool.alloc(&context, bytes as u64) else {
         return None;
     };
@@ -33,7 +38,7 @@ pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
 }
 
 /// GPUPOOL_FILL. False if it could not be done; the block then is given back.
-fn filled(context: &'static Context, block: BlockInfo) -> bool {
+pub(super) fn filled(context: &'static Context, block: BlockInfo) -> bool {
     let config = process::config();
     let value = match config.fill {
         Fill::None => return true,
@@ -179,9 +184,9 @@ fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
         }
         let policy = process::config().free;
         if policy == FreePolicy::Strict && owner.pool.begins_block(address) {
-            owner.wait_for_earlier_work();
+            owner.wait_for_earlier_work(None);
         }
-        if !owner.pool.free(&owner, address) {
+        if !give_back(owner, address, None) {
             return Freed::Error;
         }
         if policy == FreePolicy::Ordered {
@@ -190,6 +195,16 @@ fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
         Freed::Yes
     })
     .unwrap_or(Freed::Yes)
+}
+
+/// Ends the life of the block at `address`; false if there is none. With
+/// GPUPOOL_GUARD it waits for earlier work, at most `limit` if there is one.
+#[inline]
+fn give_back(owner: &'static Context, address: CUdeviceptr, limit: Option<Duration>) -> bool {
+    match &owner.guard {
+        None => owner.pool.free(&owner, address),
+        Some(guard) => guarded::free(owner, guard, address, limit),
+    }
 }
 
 /// cuMemFreeAsync: a pooled block comes back at once, as its grace covers all
@@ -216,7 +231,7 @@ pub fn free_async(
         Err(error) => error,
         // A free of such memory cannot be captured.
         Ok(true) => call(NEVER_VALID),
-        Ok(false) => match shielded(|| owner.pool.free(&owner, address)) {
+        Ok(false) => match shielded(|| give_back(owner, address, Some(process::config().wait))) {
             Some(false) => call(NEVER_VALID),
             Some(true) | None => SUCCESS,
         },
@@ -243,6 +258,7 @@ pub fn or_give_back(call: impl Fn() -> CUresult) -> CUresult {
             .map(|context| context.pool.trim(&context))
             .sum::<u64>()
     });
+    shielded(guard::report_pending);
     match given_back {
         Some(bytes) if bytes > 0 => {
             log::info!("gave {bytes} bytes back for an allocation of another kind");

@@ -4,6 +4,7 @@ use super::{FOREIGN_FREES, PASSED_ALLOCS, config, observe};
 use crate::config::{Mode, Stats};
 use crate::cuda::context;
 use crate::cuda::device::CALLS;
+use crate::cuda::guard::FINDINGS;
 use crate::pool::stats::Counts;
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -73,6 +74,7 @@ pub fn json() -> Value {
             "fence_queries": read(&CALLS.fence_queries),
         }),
     );
+    object.insert("guard_findings".into(), read(&FINDINGS).into());
     for (name, value) in counts.fields() {
         object.insert(name.into(), value.into());
     }
