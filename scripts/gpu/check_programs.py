@@ -227,17 +227,17 @@ def nvcc_program(linked: str) -> str:
 
 
 def checks() -> list[Check]:
-    made = [Check("driver_facts", driver_facts)]
-    # The longest first, so that the others run beside them.
-    made.append(Check("stress_million", lambda: stress("shared", 1_200_000, ["--seed", "11"], {}, 300)))
-    made.append(Check("stress_static", lambda: stress("static", 200_000, ["--seed", "12"], {}, 120)))
+    made = [Check("driver_facts", driver_facts, "alone")]
+    # The stress can hold much of the device, so nothing runs beside it.
+    made.append(Check("stress_million", lambda: stress("shared", 1_200_000, ["--seed", "11"], {}, 300), "alone"))
+    made.append(Check("stress_static", lambda: stress("static", 200_000, ["--seed", "12"], {}, 120), "alone"))
     made.append(Check("stress_ordered", lambda: stress("shared", 100_000, ["--seed", "13"],
-                                                       {"GPUPOOL_FREE": "ordered"}, 120)))
+                                                       {"GPUPOOL_FREE": "ordered"}, 120), "alone"))
     made.append(Check("stress_small_limit", lambda: stress("shared", 100_000, ["--seed", "14"],
-                                                           {"GPUPOOL_INFLIGHT": "64M"}, 120)))
+                                                           {"GPUPOOL_INFLIGHT": "64M"}, 120), "alone"))
     made.append(Check("stress_async_mix", lambda: stress("shared", 100_000, ["--seed", "15", "--async", "30"], {}, 120,
-                                                         0.5)))
-    made.append(Check("stress_negative_control", negative_control))
+                                                         0.5), "alone"))
+    made.append(Check("stress_negative_control", negative_control, "alone"))
     for linked in ("static", "shared"):
         made.append(Check(f"nvcc_{linked}", lambda linked=linked: nvcc_program(linked)))
     for row in table():
