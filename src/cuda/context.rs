@@ -319,9 +319,22 @@ pub fn green(handle: CUcontext) {
 /// Registers the primary contexts that are active and not yet known: a kernel
 /// of theirs can read this process's memory, so fences have to cover them.
 pub fn discover_primaries() {
-    let mut count = 0;
-    // SAFETY: `count` is valid for a write.
-    if unsafe { real::cuDeviceGetCount(&raw mut count) } != SUCCESS {
+    static COUNT: OnceLock<CUdevice> = OnceLock::new();
+    let count = *COUNT.get_or_init(|| {
+        let mut count = 0;
+        // SAFETY: `count` is valid for a write.
+        match unsafe { real::cuDeviceGetCount(&raw mut count) } {
+            SUCCESS => count,
+            _ => 0,
+        }
+    });
+    if read()
+        .contexts
+        .iter()
+        .filter(|context| context.primary)
+        .count()
+        == count as usize
+    {
         return;
     }
     for device in 0..count {
@@ -341,6 +354,12 @@ pub fn discover_primaries() {
 /// All contexts that have not ended.
 pub fn all() -> Vec<&'static Context> {
     read().contexts.clone()
+}
+
+/// Calls `look` with all contexts that have not ended, which it must neither
+/// add nor end.
+pub fn with_all<R>(look: impl FnOnce(&[&'static Context]) -> R) -> R {
+    look(&read().contexts)
 }
 
 /// All contexts that were ever known, for the statistics.

@@ -108,22 +108,27 @@ impl Context {
         if !has_context_events() {
             return self.synchronize_all(&gate);
         }
-        let mut events = Vec::new();
-        for context in context::all() {
-            match context.record_event(&gate) {
-                Ok(event) => events.push((context, event)),
-                Err(failed) => {
-                    for (_, event) in events {
-                        discard(event);
-                    }
-                    return match failed {
-                        Failed::Lost => Recorded::Lost,
-                        Failed::NotNow => Recorded::NotNow,
-                    };
+        if matches!(self.status(), Status::Closing | Status::Gone) {
+            return Recorded::NotNow;
+        }
+        let mut slots = lock(&self.fences.slots);
+        let events = &mut slots[slot];
+        let failed = context::with_all(|contexts| {
+            for context in contexts {
+                match context.record_event(&gate) {
+                    Ok(event) => events.push((context, event)),
+                    Err(failed) => return Some(failed),
                 }
             }
+            None
+        });
+        if let Some(failed) = failed {
+            events.drain(..).for_each(|(_, event)| discard(event));
+            return match failed {
+                Failed::Lost => Recorded::Lost,
+                Failed::NotNow => Recorded::NotNow,
+            };
         }
-        lock(&self.fences.slots)[slot] = events;
         Recorded::Yes
     }
 
