@@ -81,12 +81,10 @@ fn thread_id() -> i32 {
 pub fn begin(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresult) -> CUresult {
     let mut gate = lock();
     let mut context = 0;
-    // Asked of a stream that is being captured this would break the capture
-    // (seen on an H200).
-    if is_capturing(stream) == Ok(false) {
-        // SAFETY: `context` is valid for a write, and the stream is valid.
-        unsafe { real::cuStreamGetCtx(stream, &raw mut context) };
-    }
+    // Harmless also where the stream is being captured, while cuStreamGetId and
+    // cuStreamGetFlags would break that capture (seen on an H200).
+    // SAFETY: `context` is valid for a write; the driver checks the handle.
+    unsafe { real::cuStreamGetCtx(stream, &raw mut context) };
     let result = call();
     if result == SUCCESS {
         gate.push(Capture {

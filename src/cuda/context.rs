@@ -109,6 +109,13 @@ impl Context {
         self.status() == Status::Serving && !self.pool.is_lost()
     }
 
+    /// Whether the driver still knows this context by its handle: a context can
+    /// end in ways that no hook sees.
+    pub fn is_still_there(&self) -> bool {
+        // The handle of a primary context stays valid, so that it may be asked.
+        !self.primary || id_of(self.handle) == self.id
+    }
+
     /// Whether the driver answers every call in this context with an error, as
     /// after a kernel fault.
     pub fn answers_errors(&self) -> bool {
@@ -145,23 +152,57 @@ impl Context {
 #[inline]
 pub fn current() -> Option<&'static Context> {
     thread_local! {
-        /// What the last look-up in this thread found, and in which generation.
-        static LAST: Cell<(u64, CUcontext, Option<&'static Context>)> = const { Cell::new((0, 0, None)) };
+        /// What the last look-up in this thread found: generation, handle and
+        /// id it was made with.
+        static LAST: Cell<(u64, CUcontext, u64, Option<&'static Context>)> = const { Cell::new((0, 0, 0, None)) };
     }
     let mut handle: CUcontext = 0;
     // SAFETY: `handle` is valid for a write.
     if unsafe { real::cuCtxGetCurrent(&raw mut handle) } != SUCCESS || handle == 0 {
         return None;
     }
+    let id = id_of(handle);
     let generation = GENERATION.load(Ordering::Acquire);
     let last = LAST.with(Cell::get);
-    if (last.0, last.1) == (generation, handle) {
-        return last.2;
+    if (last.0, last.1, last.2) == (generation, handle, id) {
+        return last.3;
     }
+    forget_if_replaced(handle, id);
     let found = find(handle).or_else(|| discover(handle, false));
     // The generation from before the look-up: a change meanwhile shows next time.
-    LAST.with(|cell| cell.set((generation, handle, found)));
+    LAST.with(|cell| cell.set((generation, handle, id, found)));
     found
+}
+
+/// Forgets contexts that have ended unseen.
+pub fn forget_ended() {
+    let ended: Vec<_> = read()
+        .contexts
+        .iter()
+        .filter(|context| !context.is_still_there())
+        .copied()
+        .collect();
+    for context in ended {
+        forget(context);
+    }
+}
+
+fn forget(context: &'static Context) {
+    log::debug!("context {:#x} has ended unseen", context.id);
+    closing(Some(context), || (), |()| true);
+}
+
+/// The context that was known by `handle` has ended unseen if another one has
+/// its handle now.
+fn forget_if_replaced(handle: CUcontext, id: u64) {
+    let known = read()
+        .contexts
+        .iter()
+        .find(|context| context.handle == handle)
+        .copied();
+    if let Some(context) = known.filter(|context| context.id != id) {
+        forget(context);
+    }
 }
 
 fn find(handle: CUcontext) -> Option<&'static Context> {

@@ -104,10 +104,14 @@ driver_functions! {
     cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice);
     cuCtxCreate_v3(context: *mut CUcontext, params: *mut c_void, count: i32, flags: u32, device: CUdevice);
     cuCtxCreate_v4(context: *mut CUcontext, params: *mut c_void, flags: u32, device: CUdevice);
+    cuCtxDestroy(context: CUcontext);
     cuCtxDestroy_v2(context: CUcontext);
+    cuCtxDetach(context: CUcontext);
     cuCtxFromGreenCtx(context: *mut CUcontext, green: *mut c_void);
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    cuDevicePrimaryCtxRelease(device: CUdevice);
     cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    cuDevicePrimaryCtxReset(device: CUdevice);
     cuDevicePrimaryCtxReset_v2(device: CUdevice);
     cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut u32, active: *mut i32);
 
@@ -142,9 +146,9 @@ driver_functions! {
     cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: CUstream);
 
     cuStreamCreate(stream: *mut CUstream, flags: u32);
+    cuStreamDestroy(stream: CUstream);
     cuStreamDestroy_v2(stream: CUstream);
     cuStreamQuery(stream: CUstream);
-    cuStreamGetId(stream: CUstream, id: *mut u64);
     cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     cuStreamIsCapturing(stream: CUstream, status: *mut i32);
     cuStreamBeginCapture(stream: CUstream);

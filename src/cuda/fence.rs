@@ -74,6 +74,7 @@ impl Context {
         let failed = |result| match self.status() {
             Status::Closing | Status::Gone => Failed::NotNow,
             _ if capture::says_capture(result) => Failed::NotNow,
+            _ if !self.is_still_there() => Failed::NotNow,
             _ if self.answers_errors() => Failed::Lost,
             _ if self.fences.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES => {
                 Failed::Lost
@@ -104,6 +105,7 @@ impl Context {
         let Some(gate) = capture::try_no_capture() else {
             return Recorded::NotNow;
         };
+        context::forget_ended();
         context::discover_primaries();
         if !has_context_events() {
             return self.synchronize_all(&gate);
@@ -256,6 +258,8 @@ fn query_here(context: &Context, event: CUevent) -> Passed {
         NOT_READY => Passed::NotYet,
         _ if context.status() == Status::Gone => Passed::Yes,
         _ if context.status() == Status::Closing => Passed::NotYet,
+        // Ended unseen, and its work with it; it is forgotten at the next record.
+        _ if !context.is_still_there() => Passed::Yes,
         result => {
             log::debug!("cuEventQuery: error {result} in context {:#x}", context.id);
             Passed::Lost

@@ -81,14 +81,21 @@ entries! {
         serve::context_created(context, || real::cuCtxCreate_v3(context, params, count, flags, device));
     cuCtxCreate_v4(context: *mut CUcontext, params: *mut c_void, flags: u32, device: CUdevice) =>
         serve::context_created(context, || real::cuCtxCreate_v4(context, params, flags, device));
+    cuCtxDestroy(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDestroy(context));
+    cuCtxDetach(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDetach(context));
     cuCtxDestroy_v2(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDestroy_v2(context));
     cuCtxFromGreenCtx(context: *mut CUcontext, green: *mut c_void) =>
         serve::green_context(context, || real::cuCtxFromGreenCtx(context, green));
+    cuDevicePrimaryCtxRelease(device: CUdevice) =>
+        serve::primary_released(device, || real::cuDevicePrimaryCtxRelease(device));
+    cuDevicePrimaryCtxReset(device: CUdevice) =>
+        serve::primary_reset(device, || real::cuDevicePrimaryCtxReset(device));
     cuDevicePrimaryCtxRelease_v2(device: CUdevice) =>
         serve::primary_released(device, || real::cuDevicePrimaryCtxRelease_v2(device));
     cuDevicePrimaryCtxReset_v2(device: CUdevice) =>
         serve::primary_reset(device, || real::cuDevicePrimaryCtxReset_v2(device));
 
+    cuStreamDestroy(stream: CUstream) => serve::stream_destroyed(stream, || real::cuStreamDestroy(stream));
     cuStreamDestroy_v2(stream: CUstream) => serve::stream_destroyed(stream, || real::cuStreamDestroy_v2(stream));
     cuStreamBeginCapture(stream: CUstream) =>
         serve::capture_begun(stream, 0, || real::cuStreamBeginCapture(stream));

@@ -55,11 +55,16 @@ pub fn rows() -> Vec<Row> {
         required cuCtxCreate_v2
         required cuCtxCreate_v3
         required cuCtxCreate_v4
+        required cuCtxDestroy
         required cuCtxDestroy_v2
+        required cuCtxDetach
         required cuCtxFromGreenCtx
+        required cuDevicePrimaryCtxRelease
         required cuDevicePrimaryCtxRelease_v2
+        required cuDevicePrimaryCtxReset
         required cuDevicePrimaryCtxReset_v2
 
+        required cuStreamDestroy
         required cuStreamDestroy_v2
         required cuStreamBeginCapture
         required cuStreamBeginCapture_ptsz

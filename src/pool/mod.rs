@@ -501,7 +501,7 @@ impl Pool {
             let inner = lock(&self.inner);
             inner.arena.reserved - inner.arena.carved + self.front.bytes()
         };
-        if layout.kind == Kind::Small || unused < 2 * layout.size || self.waiting() == 0 {
+        if layout.size < policy::JOINED_MIN || unused < 2 * layout.size || self.waiting() == 0 {
             return None;
         }
         let limit = policy::GROWTH_WAIT.min(self.policy.wait);
@@ -746,7 +746,7 @@ fn hand_out(mine: &mut Mine<'_>, header: &Header, requested: u64, used: bool) ->
 pub fn pause(round: u32) {
     match round {
         0..64 => std::hint::spin_loop(),
-        64..512 => std::thread::yield_now(),
+        64..4096 => std::thread::yield_now(),
         _ => std::thread::sleep(Duration::from_micros(20)),
     }
 }

@@ -352,7 +352,8 @@ static void event_of_reset_context(void)
     CHECK(cudaEventRecord(event, 0));
     CHECK(cudaEventSynchronize(event));
     CHECK_CU(cuDevicePrimaryCtxReset(0));
-    fact("cuEventQuery of a reset context's event", cuEventQuery(event), 201);
+    int code = cuEventQuery(event); /* both were seen */
+    fact("cuEventQuery of a reset context's event: 201 or 709", code == 201 || code == 709, 1);
 }
 
 static void green_contexts(void)

@@ -54,7 +54,13 @@ pub(crate) fn get_handle(out: *mut IpcMemHandle, ptr: u64) -> Answer {
     bytes[0..8].copy_from_slice(&a.ctx_handle.to_le_bytes());
     bytes[8..16].copy_from_slice(&u64::from(std::process::id()).to_le_bytes());
     bytes[16..24].copy_from_slice(&a.size.to_le_bytes());
-    bytes[24..28].copy_from_slice(&((a.block.1 / 4096) as u32).to_le_bytes());
+    // A large allocation is its own block, of its own size.
+    let block = if a.size <= crate::memory::small::LARGEST {
+        a.block.1
+    } else {
+        a.size
+    };
+    bytes[24..28].copy_from_slice(&(block.div_ceil(4096) as u32).to_le_bytes());
     bytes[28..32].copy_from_slice(&((a.base - a.block.0) as u32).to_le_bytes());
     bytes[32..40].copy_from_slice(&(a.block.0 - arena.base).to_le_bytes());
     bytes[40..44].copy_from_slice(&(a.buffer_id as u32).to_le_bytes());

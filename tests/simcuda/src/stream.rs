@@ -282,15 +282,27 @@ pub(crate) fn with<T>(
 ) -> Answer {
     let mut core = state::lock();
     let handle = core.stream(stream)?;
+    // Asked of a stream that is being captured, its id, flags or priority break
+    // the capture in every mode (measured on an H200).
+    if core
+        .streams
+        .get(&handle)
+        .is_some_and(|s| s.capture.is_some())
+    {
+        capture::invalidate_stream(&mut core, handle);
+        return Err(code::CAPTURE_UNSUPPORTED);
+    }
     let s = core.streams.get(&handle).ok_or(code::INVALID_HANDLE)?;
     put(out, read(&core, s))
 }
 
+/// Does a capture no harm, unlike what [`with`] serves.
 pub(crate) fn get_ctx(stream: u64, out: *mut u64) -> Answer {
-    with(stream, out, |core, s| {
-        let id = s.green.unwrap_or(s.ctx);
-        core.contexts.get(&id).map_or(0, |c| c.handle)
-    })
+    let mut core = state::lock();
+    let handle = core.stream(stream)?;
+    let s = core.streams.get(&handle).ok_or(code::INVALID_HANDLE)?;
+    let id = s.green.unwrap_or(s.ctx);
+    put(out, core.contexts.get(&id).map_or(0, |c| c.handle))
 }
 
 pub(crate) fn wait_event(stream: u64, event: u64) -> Answer {
