@@ -16,7 +16,8 @@ const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
 fn policy(max: u64) -> Policy {
     Policy {
         max,
-        inflight: 64 * MIB,
+        inflight: Some(64 * MIB),
+        total: 1 << 34,
         wait: Duration::from_millis(1),
         isolate: false,
     }

@@ -303,6 +303,7 @@ fn every_program_is_run() {
     // Those with tests of their own, and what other programs open.
     let elsewhere = [
         "demo",
+        "differential",
         "driver_facts",
         "guard",
         "pairs",

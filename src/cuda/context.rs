@@ -174,6 +174,14 @@ pub fn current() -> Option<&'static Context> {
     found
 }
 
+/// Whether the calling thread has a current context.
+#[inline]
+pub fn any_is_current() -> bool {
+    let mut handle: CUcontext = 0;
+    // SAFETY: `handle` is valid for a write.
+    unsafe { real::cuCtxGetCurrent(&raw mut handle) == SUCCESS && handle != 0 }
+}
+
 /// Forgets contexts that have ended unseen.
 pub fn forget_ended() {
     let ended: Vec<_> = read()
@@ -293,9 +301,10 @@ fn register(
     let policy = Policy {
         max: config.max.of(total),
         inflight: match &config.inflight {
-            Inflight::Auto => Policy::auto_inflight(total),
-            Inflight::Limit(size) => size.of(total),
+            Inflight::Auto => None,
+            Inflight::Limit(size) => Some(size.of(total)),
         },
+        total,
         wait: config.wait,
         isolate: config.ipc == Ipc::Isolate,
     };

@@ -234,7 +234,10 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
 /// time, so its segment takes no new blocks.
 pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult {
     let (owner, block) = match whose(address) {
-        Whose::Block(owner, block) if !handle.is_null() => (owner, block),
+        // Without a current context the driver has an error of its own.
+        Whose::Block(owner, block) if !handle.is_null() && context::any_is_current() => {
+            (owner, block)
+        }
         Whose::Foreign | Whose::Block(..) => {
             // SAFETY: the program's arguments as they came.
             return unsafe { real::cuIpcGetMemHandle(handle, address) };

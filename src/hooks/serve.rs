@@ -164,7 +164,12 @@ pub fn free_fast(address: CUdeviceptr) -> bool {
         return false;
     };
     match process::state() {
-        State::Pool => !capture::any_open() && matches!(free_owned(owner, address), Freed::Yes),
+        // A thread without a context gets one from the runtime's own call.
+        State::Pool => {
+            context::any_is_current()
+                && !capture::any_open()
+                && matches!(free_owned(owner, address), Freed::Yes)
+        }
         // The runtime would fail in a forked child, and may be gone at the end.
         _ => true,
     }

@@ -12,6 +12,7 @@ pub mod free_list;
 pub mod front;
 pub mod grace;
 pub mod headers;
+pub mod inflight;
 pub mod policy;
 pub mod segment;
 pub mod segment_map;
@@ -28,6 +29,7 @@ use device::Refusal;
 use front::{CACHED_MAX, Front, Mine};
 use grace::{Closed, Epoch, Grace};
 use headers::{Header, owner};
+use inflight::Inflight;
 use size_class::{Kind, Layout, PAGE};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -84,14 +86,13 @@ pub struct Pool {
     /// miss together do not each take one.
     growth: Mutex<()>,
     policy: Policy,
+    inflight: Inflight,
     /// Counters of what happens beside the caches.
     counters: stats::Counters,
     /// Nanoseconds that misses have polled since the pool last grew.
     polled_ns: AtomicU64,
     /// `completed` when the caches were last emptied for a wait.
     flushed_at: AtomicU64,
-    /// Bytes of large blocks freed since the last fence.
-    unfenced: AtomicU64,
     /// `completed` when a wait last ran out: no further wait until it moves.
     stalled_at: AtomicU64,
     /// The same for the shorter waits before growth.
@@ -112,11 +113,13 @@ impl Pool {
             inner: Mutex::default(),
             grace: Grace::default(),
             growth: Mutex::new(()),
+            inflight: policy
+                .inflight
+                .map_or_else(|| Inflight::auto(policy.total), Inflight::fixed),
             policy,
             counters: stats::Counters::default(),
             polled_ns: AtomicU64::new(0),
             flushed_at: AtomicU64::new(0),
-            unfenced: AtomicU64::new(0),
             stalled_at: AtomicU64::new(u64::MAX),
             join_stalled_at: AtomicU64::new(u64::MAX),
         }
@@ -215,14 +218,14 @@ impl Pool {
         // The stamp is read here, in this call: see `grace`.
         let epoch = self.grace.stamp();
         if to_cache {
-            let budget = self.policy.inflight / self.front.slots_in_use();
+            let budget = self.inflight.limit() / self.front.slots_in_use();
             mine.put(size, epoch, index, budget, &mut spill);
         }
         mine.cache.counts.frees += 1;
         // Large blocks are counted together, as a fence serves all threads;
         // small ones by slot, as a shared counter would cost more than they do.
-        let (bytes, frees) = if size >= policy::COUNTED_TOGETHER {
-            (self.unfenced.fetch_add(size, Ordering::Relaxed) + size, 0)
+        let (bytes, frees) = if size >= inflight::COUNTED_TOGETHER {
+            (self.inflight.freed(size), 0)
         } else {
             mine.freed(epoch, size)
         };
@@ -231,7 +234,10 @@ impl Pool {
             self.give(index, epoch);
         }
         self.take_back(spill);
-        if self.policy.fence_due(bytes, frees, device.record_waits()) {
+        if self
+            .inflight
+            .fence_due(bytes, frees, device.record_waits(), || device.now())
+        {
             self.fence_in_free(device);
             self.release_empty(device, 0, Which::Retired);
         }
@@ -242,13 +248,17 @@ impl Pool {
     /// GPU, and other threads' frees already fill the in-flight limit, this one
     /// takes its turn, as it natively would: allocations cannot wait for it.
     fn fence_in_free<D: Device>(&self, device: &D) {
-        let closed = if device.record_waits() && self.waiting() >= self.policy.inflight {
+        self.grace.poll(device);
+        if !self.grace.has_pending() {
+            self.inflight.drained(|| lock(&self.inner).arena.carved);
+        }
+        let closed = if device.record_waits() && self.waiting() >= self.inflight.limit() {
             self.grace.close_in_turn(device)
         } else {
             self.grace.close(device)
         };
         if matches!(closed, Closed::Epoch(_)) {
-            self.unfenced.store(0, Ordering::Relaxed);
+            self.inflight.fenced(device.now());
         }
     }
 
@@ -285,7 +295,7 @@ impl Pool {
     /// moved and hold much of what may wait: a block of another size or in
     /// another thread's cache that has become complete does not wait any more.
     fn flush_since(&self, completed: Epoch) {
-        let much = self.front.bytes() * 2 >= self.policy.inflight;
+        let much = self.front.bytes() * 2 >= self.inflight.limit();
         if much && self.flushed_at.swap(completed, Ordering::Relaxed) != completed {
             self.flush();
         }
@@ -294,10 +304,13 @@ impl Pool {
     /// Records a fence for an allocation if that is possible without waiting.
     fn fence<D: Device>(&self, device: &D) -> Closed {
         if device.record_waits() {
-            Closed::NotNow
-        } else {
-            self.grace.close(device)
+            return Closed::NotNow;
         }
+        let closed = self.grace.close(device);
+        if matches!(closed, Closed::Epoch(_)) {
+            self.inflight.fenced(device.now());
+        }
+        closed
     }
 
     /// Bytes that wait for grace, or may: a cache does not know.
@@ -343,13 +356,14 @@ impl Pool {
             // What waits is looked at where it can have changed, not in every
             // round: others need the lock to go on.
             if elapsed >= patience && (moved || !long) {
-                let may_wait = self.waiting() >= self.policy.inflight
+                let may_wait = self.waiting() >= self.inflight.limit()
                     && self.grace.has_pending()
                     && self.stalled_at.load(Ordering::Relaxed) != completed;
                 if !may_wait {
                     break;
                 }
                 long = true;
+                self.inflight.throttle();
             }
             if long && elapsed >= self.policy.wait {
                 // A fence may depend on what this thread does next: not again
@@ -710,6 +724,11 @@ impl Pool {
         let mut counts = self.counters.read();
         counts.add(&self.front.counts());
         counts
+    }
+
+    /// Most that may wait for grace now, in bytes.
+    pub fn inflight_limit(&self) -> u64 {
+        self.inflight.limit()
     }
 
     /// The limits in force.

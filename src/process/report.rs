@@ -40,7 +40,7 @@ pub fn json() -> Value {
             "largest_free_bytes": usage.largest_free,
             "carved_blocks": usage.carved_blocks,
             "segments": usage.segments,
-            "inflight_limit_bytes": context.pool.policy().inflight,
+            "inflight_limit_bytes": context.pool.inflight_limit(),
         }));
     }
     if observing {

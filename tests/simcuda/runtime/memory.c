@@ -11,7 +11,7 @@ API cudaError_t cudaMalloc(void **ptr, size_t size)
     }
     CUdeviceptr p = 0;
     CUresult r = driver.cuMemAlloc_(&p, size);
-    if (r == CUDA_SUCCESS) *ptr = (void *)(uintptr_t)p;
+    if (r == CUDA_SUCCESS || r == CUDA_ERROR_OUT_OF_MEMORY) *ptr = (void *)(uintptr_t)p;
     RETURN(r);
 }
 

@@ -30,7 +30,7 @@
     X(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool)                          \
     X(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool)                          \
     X(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)               \
-    X(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)             \
+    X(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset_v2) /* as NVIDIA's */ \
     X(cuCtxSetCurrent, 4000, cuCtxSetCurrent)                                 \
     X(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                                 \
     X(cuCtxGetDevice, 2000, cuCtxGetDevice)                                   \

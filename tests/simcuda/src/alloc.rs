@@ -208,6 +208,7 @@ pub(crate) fn get_info(free: *mut usize, total: *mut usize) -> Answer {
 }
 
 pub(crate) fn address_range(base: *mut u64, size: *mut usize, ptr: u64) -> Answer {
+    state::lock().current()?;
     let m = memory::lock();
     let a = m.find_live(ptr).ok_or(code::NOT_FOUND)?;
     put_opt(base, a.base);

@@ -44,8 +44,17 @@ fn write(a: &Alloc, attribute: u32, at: u64, out: *mut u64) -> Answer {
     }
 }
 
+/// Attributes are told also in a thread without a context (seen on an H200).
+fn usable_if_any() -> Answer {
+    let core = state::lock();
+    if state::current_handle() != 0 {
+        core.current()?;
+    }
+    Ok(())
+}
+
 pub(crate) fn attribute(out: *mut u64, attribute: u32, at: u64) -> Answer {
-    state::lock().current()?;
+    usable_if_any()?;
     let m = memory::lock();
     write(
         m.find_live(at).ok_or(code::INVALID_VALUE)?,
@@ -63,7 +72,7 @@ pub(crate) fn attributes(
     outs: *const *mut u64,
     at: u64,
 ) -> Answer {
-    state::lock().current()?;
+    usable_if_any()?;
     if count == 0 || attributes.is_null() || outs.is_null() {
         return Err(code::INVALID_VALUE);
     }

@@ -252,12 +252,20 @@ pub(crate) fn free_async(ptr: u64, stream: u64) -> Answer {
     if ptr == 0 {
         return Ok(());
     }
-    if core
+    let ordered = memory::lock()
+        .find_live(ptr)
+        .is_some_and(|a| a.base == ptr && matches!(a.kind, Kind::Async(_)));
+    let capturing = core
         .streams
         .get(&handle)
-        .is_some_and(|s| s.capture.is_some())
-    {
-        return capture::add(&mut core, handle, Work::Empty);
+        .is_some_and(|s| s.capture.is_some());
+    match (capturing, ordered) {
+        (true, true) => return capture::add(&mut core, handle, Work::Empty),
+        // Other memory cannot be freed in a capture, and the attempt does it no
+        // harm; beside one it counts as cuMemFree does (measured on an H200).
+        (true, false) => return Err(code::INVALID_VALUE),
+        (false, true) => {}
+        (false, false) => capture::unsafe_call(&mut core)?,
     }
     let after = stream::dependencies(&core, handle)?;
     let mut m = memory::lock();
