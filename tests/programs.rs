@@ -195,6 +195,8 @@ programs! {
     fill_poison_shared: "fill_poison" "shared";
     alignment_shared: "alignment" "shared";
     alignment_static: "alignment" "static";
+    alignment_pool_shared: "alignment_pool" "shared";
+    alignment_pool_static: "alignment_pool" "static";
     bad_frees_shared: "bad_frees" "shared";
     bad_frees_static: "bad_frees" "static";
     bad_frees_strict_shared: "bad_frees_strict" "shared";

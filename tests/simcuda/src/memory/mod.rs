@@ -351,7 +351,7 @@ impl Memory {
     /// The allocation or the neighbouring mappings that cover all of a range:
     /// the first of them. Mappings by cuMemMap may adjoin.
     pub(crate) fn cover(&self, at: u64, len: u64) -> Option<&Alloc> {
-        let first = self.find(at)?;
+        let (_, first) = self.allocs.range(..=at).next_back()?;
         let end = at.checked_add(len)?;
         // Work of the block's earlier, larger use in the same stream may still
         // be pending.
@@ -359,7 +359,10 @@ impl Memory {
             Kind::Async(_) => crate::pools::length(first.size).unwrap_or(first.size),
             _ => first.size,
         };
-        let mut have = first.base + size;
+        let mut have = first.base + size.max(1);
+        if at >= have {
+            return None;
+        }
         while have < end {
             let next = self.allocs.get(&have)?;
             if !matches!((first.kind, next.kind), (Kind::Vmm(_), Kind::Vmm(_))) {
