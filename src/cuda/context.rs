@@ -66,6 +66,9 @@ static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
 });
 /// Grows whenever what is known about a handle may have changed.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
+/// Calls under way that may end a context, and threads inside [`Hold`].
+static ENDING: AtomicU32 = AtomicU32::new(0);
+static HELD: AtomicU32 = AtomicU32::new(0);
 static CONFIG: OnceLock<&'static Config> = OnceLock::new();
 
 struct Registry {
@@ -441,6 +444,27 @@ pub fn by_handle(handle: CUcontext) -> Option<&'static Context> {
         .copied()
 }
 
+/// While this lives no context ends: the driver crashed when an event was
+/// queried while its context was being destroyed, or after (seen on an H200,
+/// driver 580.159).
+pub struct Hold(());
+
+impl Hold {
+    /// `None` while a call that may end a context is under way; does not wait.
+    pub fn try_hold() -> Option<Self> {
+        // Each side announces itself before it looks at the other.
+        HELD.fetch_add(1, Ordering::SeqCst);
+        let hold = Self(());
+        (ENDING.load(Ordering::SeqCst) == 0).then_some(hold)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        HELD.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// Runs a call that may end `context`; `ended` looks at the result. While it
 /// runs, nothing is served from the pool and no fence can complete; if the
 /// context has ended, its pool is dropped without touching the driver, and
@@ -458,6 +482,11 @@ pub fn closing<R>(
         super::guard::report_pending();
     }
     context.closing.fetch_add(1, Ordering::AcqRel);
+    ENDING.fetch_add(1, Ordering::SeqCst);
+    // Held for microseconds: for one record or one query.
+    while HELD.load(Ordering::SeqCst) != 0 {
+        std::thread::yield_now();
+    }
     let result = call();
     if ended(&result)
         && context.status.swap(Status::Gone as u8, Ordering::AcqRel) != Status::Gone as u8
@@ -477,6 +506,7 @@ pub fn closing<R>(
             registry.ended.push(context);
         });
     }
+    ENDING.fetch_sub(1, Ordering::SeqCst);
     context.closing.fetch_sub(1, Ordering::AcqRel);
     result
 }

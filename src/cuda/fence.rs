@@ -8,7 +8,7 @@
 
 use super::abi::{CUevent, EVENT_DISABLE_TIMING, NOT_READY, SUCCESS};
 use super::capture::{self, NoCapture, Relaxed};
-use super::context::{self, Context, Entered, Status};
+use super::context::{self, Context, Entered, Hold, Status};
 use super::driver::{has_context_events, real};
 use crate::pool::device::{Passed, Recorded, SLOTS};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -113,6 +113,9 @@ impl Context {
         if matches!(self.status(), Status::Closing | Status::Gone) {
             return Recorded::NotNow;
         }
+        let Some(_hold) = Hold::try_hold() else {
+            return Recorded::NotNow;
+        };
         let mut slots = lock(&self.fences.slots);
         let events = &mut slots[slot];
         let failed = context::with_all(|contexts| {
@@ -140,6 +143,9 @@ impl Context {
         if slots[slot].is_empty() {
             return Passed::Yes;
         }
+        let Some(_hold) = Hold::try_hold() else {
+            return Passed::NotYet;
+        };
         // With the gate no capture can be broken by the query; where another
         // thread holds it, relaxed mode does.
         let gate = capture::try_no_capture();

@@ -338,7 +338,7 @@ static void several_contexts(void)
 
     CHECK_CU(cuCtxDestroy(second));
     fact("the primary context is current again", current() == primary, 1);
-    fact("cuEventQuery of a destroyed context's event", cuEventQuery(event), 709);
+    /* What a query of its event does now is not asked: it gave 709, and sometimes it crashed. */
     CHECK_CU(cuCtxCreate(&second, NULL, 0, 0));
     CHECK_CU(cuCtxGetId(second, &third_id));
     fact("context ids are not used again", third_id != second_id && third_id != first_id, 1);
