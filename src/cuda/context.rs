@@ -4,9 +4,9 @@
 //! a handle comes again after its context is gone. What is known about a
 //! handle is forgotten when the hooks see the context end.
 
-use super::abi::{CUcontext, CUdevice, SUCCESS};
+use super::abi::{CONTEXT_IS_DESTROYED, CUcontext, CUdevice, CUresult, INVALID_CONTEXT, SUCCESS};
 use super::capture::{self, Relaxed};
-use super::driver::real;
+use super::driver::{function, real};
 use super::fence::Fences;
 use super::guard::Guard;
 use crate::config::{Config, Inflight, Ipc};
@@ -116,7 +116,12 @@ impl Context {
     /// end in ways that no hook sees.
     pub fn is_still_there(&self) -> bool {
         // The handle of a primary context stays valid, so that it may be asked.
-        !self.primary || id_of(self.handle) == self.id
+        // Of one that was reset it gives 201 or 709; after a fault 700.
+        match id_of(self.handle) {
+            _ if !self.primary => true,
+            Ok(id) => id == self.id,
+            Err(error) => !matches!(error, INVALID_CONTEXT | CONTEXT_IS_DESTROYED),
+        }
     }
 
     /// Whether the driver answers every call in this context with an error, as
@@ -164,13 +169,15 @@ pub fn current() -> Option<&'static Context> {
     if unsafe { real::cuCtxGetCurrent(&raw mut handle) } != SUCCESS || handle == 0 {
         return None;
     }
-    let id = id_of(handle);
+    let id = id_of(handle).unwrap_or(0);
     let generation = GENERATION.load(Ordering::Acquire);
     let last = LAST.with(Cell::get);
     if (last.0, last.1, last.2) == (generation, handle, id) {
         return last.3;
     }
-    forget_if_replaced(handle, id);
+    if id != 0 {
+        forget_if_replaced(handle, id);
+    }
     let found = find(handle).or_else(|| discover(handle, false));
     // The generation from before the look-up: a change meanwhile shows next time.
     LAST.with(|cell| cell.set((generation, handle, id, found)));
@@ -254,19 +261,24 @@ fn discover(handle: CUcontext, created: bool) -> Option<&'static Context> {
         return find(handle);
     }
     // Neither primary nor seen being made: how fences cover it is not known.
-    let id = id_of(handle);
+    let id = id_of(handle).unwrap_or(0);
     log::warn!(
         "a context of unknown kind on device {device} is used (id {id}): its calls are left to the driver"
     );
     register(handle, device, false, Status::Aside)
 }
 
-fn id_of(handle: CUcontext) -> u64 {
+/// The driver's id of the context; where the driver has no ids (before 12.0),
+/// the handle. An error is the driver's, and that of a fault too.
+fn id_of(handle: CUcontext) -> Result<u64, CUresult> {
+    if !function::cuCtxGetId.is_available() {
+        return Ok(handle as u64);
+    }
     let mut id = 0;
     // SAFETY: `id` is valid for a write; the driver checks the handle.
     match unsafe { real::cuCtxGetId(handle, &raw mut id) } {
-        SUCCESS => id,
-        _ => handle as u64,
+        SUCCESS => Ok(id),
+        error => Err(error),
     }
 }
 
@@ -311,7 +323,7 @@ fn register(
         wait: config.wait,
         isolate: config.ipc == Ipc::Isolate,
     };
-    let id = id_of(handle);
+    let id = id_of(handle).ok()?;
     let mut result = None;
     changed(|registry| {
         // Another thread may have been faster.

@@ -17,9 +17,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Blocks up to this many bytes are cached: for larger ones the arena's lock
-/// costs little next to the work on them, and coalescing matters more.
-pub const CACHED_MAX: u64 = 4 << 20;
+/// Blocks up to this many bytes are cached. Larger ones are rare and the work on
+/// them long, so that the arena's cost does not show.
+pub const CACHED_MAX: u64 = 64 << 20;
 
 const SLOTS: usize = 64;
 /// Bins of a cache. A size has its place in a few of them only, so that a
@@ -43,10 +43,11 @@ struct Bin {
 pub struct Cache {
     /// None before the first free, then [`BINS`].
     bins: Box<[Bin]>,
-    in_use: bool,
     ticks: u64,
     next_id: u64,
     bytes: u64,
+    /// Most bytes that it keeps; its share of what may wait.
+    budget: u64,
     /// Epoch of the last free here, and what was freed in it.
     unfenced: (Epoch, u64, u32),
     /// What this slot's threads did.
@@ -65,15 +66,15 @@ struct Slot {
 #[derive(Debug)]
 pub struct Front {
     slots: [Slot; SLOTS],
-    /// Slots that were used.
-    in_use: AtomicU64,
+    /// Slots below this number were used; the others are empty.
+    used: AtomicUsize,
 }
 
 impl Default for Front {
     fn default() -> Self {
         Self {
             slots: std::array::from_fn(|_| Slot::default()),
-            in_use: AtomicU64::new(0),
+            used: AtomicUsize::new(0),
         }
     }
 }
@@ -118,26 +119,32 @@ impl Front {
     pub fn mine(&self) -> Mine<'_> {
         let number = my_slot();
         let slot = &self.slots[number];
-        let mut cache = lock(slot);
-        if !std::mem::replace(&mut cache.in_use, true) {
-            self.in_use.fetch_add(1, Ordering::Relaxed);
+        if self.used.load(Ordering::Relaxed) <= number {
+            self.used.fetch_max(number + 1, Ordering::Relaxed);
         }
         Mine {
             slot,
             number: number as u64,
-            cache,
+            cache: lock(slot),
         }
     }
 
-    /// Slots that were used so far, at least 1.
-    #[inline]
-    pub fn slots_in_use(&self) -> u64 {
-        self.in_use.load(Ordering::Relaxed).max(1)
+    /// The share of `limit` of a slot: it goes to those that hold anything now.
+    pub fn share(&self, limit: u64) -> u64 {
+        let holding = self
+            .slots
+            .iter()
+            .filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0);
+        limit / (holding.count().max(1) as u64)
+    }
+
+    fn used(&self) -> &[Slot] {
+        &self.slots[..self.used.load(Ordering::Relaxed)]
     }
 
     /// Bytes in all caches.
     pub fn bytes(&self) -> u64 {
-        self.slots
+        self.used()
             .iter()
             .map(|slot| slot.bytes.load(Ordering::Relaxed))
             .sum()
@@ -165,7 +172,7 @@ impl Front {
     /// Sum of the counts of all slots.
     pub fn counts(&self) -> Counts {
         let mut sum = Counts::default();
-        self.slots
+        self.used()
             .iter()
             .for_each(|slot| sum.add(&lock(slot).counts));
         sum
@@ -192,17 +199,10 @@ impl Mine<'_> {
     }
 
     /// Takes in a block of `size` bytes freed in `epoch`. Whatever has to
-    /// leave the cache, because it holds more than `budget` bytes or too many
+    /// leave the cache, because it holds more than its budget or too many
     /// sizes, goes to `spill`, oldest first.
     #[inline]
-    pub fn put(
-        &mut self,
-        size: u64,
-        epoch: Epoch,
-        index: u32,
-        budget: u64,
-        spill: &mut Vec<(Epoch, u32)>,
-    ) {
+    pub fn put(&mut self, size: u64, epoch: Epoch, index: u32, spill: &mut Vec<(Epoch, u32)>) {
         let cache = &mut *self.cache;
         cache.ticks += 1;
         let place = ways(size).find(|way| cache.bins.get(*way).is_some_and(|bin| bin.size == size));
@@ -211,10 +211,31 @@ impl Mine<'_> {
         bin.used_at = cache.ticks;
         bin.blocks.push_back((epoch, index));
         cache.bytes += size;
-        if cache.bytes > budget {
-            cache.spill_half(spill);
+        if cache.bytes > cache.budget {
+            cache.spill_some(spill);
         }
         self.slot.bytes.store(cache.bytes, Ordering::Relaxed);
+    }
+
+    /// Whether a free in `epoch` is the first here since that was opened.
+    #[inline]
+    pub fn is_first_in(&self, epoch: Epoch) -> bool {
+        self.cache.unfenced.0 != epoch
+    }
+
+    /// Sets what the cache may keep.
+    pub fn set_budget(&mut self, bytes: u64) {
+        self.cache.budget = bytes;
+    }
+
+    /// Whether the cache holds blocks of this size, complete or not.
+    pub fn holds(&self, size: u64) -> bool {
+        ways(size).any(|way| {
+            self.cache
+                .bins
+                .get(way)
+                .is_some_and(|bin| bin.size == size && !bin.blocks.is_empty())
+        })
     }
 
     /// Notes a free of `size` bytes in `epoch`; what was freed in it here.
@@ -256,10 +277,21 @@ impl Cache {
         oldest
     }
 
-    /// The older half of every bin leaves.
+    /// The older half leaves of the bins that hold most, until the cache is
+    /// well below its budget.
     #[cold]
-    fn spill_half(&mut self, spill: &mut Vec<(Epoch, u32)>) {
-        for bin in &mut self.bins {
+    fn spill_some(&mut self, spill: &mut Vec<(Epoch, u32)>) {
+        let target = self.budget - self.budget / 4;
+        while self.bytes > target {
+            let held = |bin: &Bin| bin.size * bin.blocks.len() as u64;
+            let Some(bin) = self
+                .bins
+                .iter_mut()
+                .max_by_key(|bin| held(bin))
+                .filter(|bin| held(bin) > 0)
+            else {
+                return;
+            };
             let count = bin.blocks.len().div_ceil(2);
             self.bytes -= bin.size * count as u64;
             spill.extend(bin.blocks.drain(..count));

@@ -44,13 +44,14 @@ impl Inflight {
         Self::new(bytes, None)
     }
 
-    /// The limit that adapts, on a device of `total` bytes: from 64 MiB to four
-    /// times what is live, at least 256 MiB and at most 1/128 of the device.
+    /// The limit that adapts, on a device of `total` bytes: from 192 MiB to twice
+    /// what is live, at most 1/128 of the device.
     #[must_use]
     pub fn auto(total: u64) -> Self {
-        const START: u64 = 64 << 20;
-        let most = (total / 128).max(START);
-        Self::new(START, Some((most.min(256 << 20), most)))
+        const START: u64 = 192 << 20;
+        let most = (total / 128).max(64 << 20);
+        let start = START.min(most);
+        Self::new(start, Some((start, most)))
     }
 
     fn new(limit: u64, grows_to: Option<(u64, u64)>) -> Self {
@@ -80,7 +81,7 @@ impl Inflight {
             return;
         };
         if self.throttled.swap(false, Ordering::Relaxed) {
-            let cap = live().saturating_mul(4).clamp(least, most);
+            let cap = live().saturating_mul(2).clamp(least, most);
             let limit = self.limit();
             self.limit
                 .store((limit + limit / 2).min(cap).max(limit), Ordering::Relaxed);
@@ -131,22 +132,26 @@ mod tests {
     fn it_grows_only_where_waiting_left_the_gpu_without_work() {
         let auto = Inflight::auto(141 << 30);
         auto.drained(|| 1 << 40);
-        assert_eq!(auto.limit(), 64 * MIB);
+        assert_eq!(auto.limit(), 192 * MIB);
         auto.throttle();
         auto.drained(|| 0);
-        assert_eq!(auto.limit(), 96 * MIB);
-        auto.drained(|| 0);
-        assert_eq!(auto.limit(), 96 * MIB);
+        assert_eq!(auto.limit(), 192 * MIB);
+        auto.throttle();
+        auto.drained(|| 1 << 30);
+        assert_eq!(auto.limit(), 288 * MIB);
+        auto.drained(|| 1 << 30);
+        assert_eq!(auto.limit(), 288 * MIB);
         for _ in 0..20 {
             auto.throttle();
-            auto.drained(|| 0);
+            auto.drained(|| 200 * MIB);
         }
-        assert_eq!(auto.limit(), 256 * MIB);
+        assert_eq!(auto.limit(), 400 * MIB);
         for _ in 0..20 {
             auto.throttle();
             auto.drained(|| 1 << 40);
         }
         assert_eq!(auto.limit(), (141 << 30) / 128);
+        assert_eq!(Inflight::auto(1 << 30).limit(), 64 * MIB);
         let fixed = Inflight::fixed(10);
         fixed.throttle();
         fixed.drained(|| 1 << 40);

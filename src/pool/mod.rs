@@ -169,6 +169,11 @@ impl Pool {
         Some(hand_out(&mut mine, header, requested, true))
     }
 
+    /// Whether the calling thread's cache has blocks of this size.
+    fn holds(&self, size: u64) -> bool {
+        size <= CACHED_MAX && self.front.mine().holds(size)
+    }
+
     /// A block carved out of the arena; `short` as in [`free_list::FreeList::best`].
     fn carve(&self, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
         let mut inner = lock(&self.inner);
@@ -218,16 +223,19 @@ impl Pool {
         // The stamp is read here, in this call: see `grace`.
         let epoch = self.grace.stamp();
         if to_cache {
-            let budget = self.inflight.limit() / self.front.slots_in_use();
-            mine.put(size, epoch, index, budget, &mut spill);
+            if mine.is_first_in(epoch) {
+                mine.set_budget(self.front.share(self.inflight.limit()));
+            }
+            mine.put(size, epoch, index, &mut spill);
         }
         mine.cache.counts.frees += 1;
         // Large blocks are counted together, as a fence serves all threads;
         // small ones by slot, as a shared counter would cost more than they do.
+        let (bytes, frees) = mine.freed(epoch, size);
         let (bytes, frees) = if size >= inflight::COUNTED_TOGETHER {
             (self.inflight.freed(size), 0)
         } else {
-            mine.freed(epoch, size)
+            (bytes, frees)
         };
         drop(mine);
         if !to_cache {
@@ -250,7 +258,10 @@ impl Pool {
     fn fence_in_free<D: Device>(&self, device: &D) {
         self.grace.poll(device);
         if !self.grace.has_pending() {
-            self.inflight.drained(|| lock(&self.inner).arena.carved);
+            self.inflight.drained(|| {
+                let carved = lock(&self.inner).arena.carved;
+                carved.saturating_sub(self.front.bytes())
+            });
         }
         let closed = if device.record_waits() && self.waiting() >= self.inflight.limit() {
             self.grace.close_in_turn(device)
@@ -344,10 +355,13 @@ impl Pool {
             let moved = completed != seen;
             if moved {
                 seen = completed;
-                self.flush_since(completed);
-                found = self
-                    .take_cached(layout, requested)
-                    .or_else(|| self.carve(layout, requested, false));
+                found = self.take_cached(layout, requested);
+                // A thread that has blocks of this size waits for its own:
+                // first come, first served would let some streams run dry.
+                if found.is_none() && !self.holds(layout.size) {
+                    self.flush_since(completed);
+                    found = self.carve(layout, requested, false);
+                }
             }
             if found.is_some() || self.grace.is_lost() {
                 break;
@@ -511,11 +525,16 @@ impl Pool {
         layout: &Layout,
         requested: u64,
     ) -> Option<BlockInfo> {
-        let unused = {
+        let (unused, reserved) = {
             let inner = lock(&self.inner);
-            inner.arena.reserved - inner.arena.carved + self.front.bytes()
+            let unused = inner.arena.reserved - inner.arena.carved + self.front.bytes();
+            (unused, inner.arena.reserved)
         };
-        if layout.size < policy::JOINED_MIN || unused < 2 * layout.size || self.waiting() == 0 {
+        let worth = layout.size >= policy::JOINED_MIN
+            && unused >= 2 * layout.size
+            && reserved >= self.policy.total / policy::JOINS_FROM
+            && self.waiting() != 0;
+        if !worth {
             return None;
         }
         let limit = policy::GROWTH_WAIT.min(self.policy.wait);

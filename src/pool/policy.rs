@@ -38,6 +38,10 @@ pub const PATIENCE: Duration = Duration::from_micros(20);
 /// grows: smaller ones find room more easily, and come more often.
 pub const JOINED_MIN: u64 = 32 << 20;
 
+/// They do so from where the pool holds this part of the device: below, memory
+/// is worth less than keeping the GPU busy.
+pub const JOINS_FROM: u64 = 16;
+
 /// Longest that a request waits for memory to join before the pool grows.
 pub const GROWTH_WAIT: Duration = Duration::from_millis(5);
 
