@@ -37,6 +37,18 @@ pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
     filled(context, block).then_some(block.address)
 }
 
+/// The driver had no memory either: what the pool holds, for whoever asks why.
+#[cold]
+fn tell_out_of_memory(bytes: usize) {
+    if let Some(context) = context::current() {
+        log::info!(
+            "out of memory: {bytes} bytes asked for on device {}; {:?}",
+            context.device,
+            context.pool.usage()
+        );
+    }
+}
+
 /// GPUPOOL_FILL. False if it could not be done; the block then is given back.
 pub(super) fn filled(context: &'static Context, block: BlockInfo) -> bool {
     let config = process::config();
@@ -69,7 +81,11 @@ pub unsafe fn alloc(
                 return SUCCESS;
             }
             PASSED_ALLOCS.fetch_add(1, Ordering::Relaxed);
-            call()
+            let result = call();
+            if result == OUT_OF_MEMORY {
+                shielded(|| tell_out_of_memory(bytes));
+            }
+            result
         }
         // SAFETY: as this function's.
         State::Observe => unsafe { observe::alloc(out, bytes as u64, call) },

@@ -60,14 +60,13 @@ impl FreeList {
     /// request may also break up what large ones could use.
     pub fn best(&self, layout: &Layout, short: bool) -> Option<u32> {
         let first = |set: &BTreeSet<Entry>| set.range((layout.size, 0, 0)..).next().copied();
+        // Never split, so one that is much too large would be waste.
+        let whole = || first(&self.dedicated).filter(|e| e.0 <= layout.size + layout.size / 4);
         let found = match layout.kind {
             Kind::Small if short => first(&self.small).or_else(|| first(&self.large)),
             Kind::Small => first(&self.small),
-            Kind::Large => first(&self.large),
-            // Never split, so one that is much too large would be waste.
-            Kind::Dedicated => {
-                first(&self.dedicated).filter(|e| e.0 <= layout.size + layout.size / 4)
-            }
+            Kind::Large => first(&self.large).or_else(whole),
+            Kind::Dedicated => whole(),
         };
         found.map(|(_, _, block)| block)
     }

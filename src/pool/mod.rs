@@ -343,12 +343,13 @@ impl Pool {
         let mut seen = self.grace.completed();
         let mut long = false;
         let mut found = None;
+        let mut refused = 0;
         for round in 0.. {
             if !self.grace.has_pending() {
                 if device.record_waits() || self.waiting() == 0 {
                     break;
                 }
-                self.fence(device);
+                refused += u32::from(self.fence(device) == Closed::NotNow);
             }
             self.grace.poll(device);
             let completed = self.grace.completed();
@@ -371,13 +372,16 @@ impl Pool {
             // round: others need the lock to go on.
             if elapsed >= patience && (moved || !long) {
                 let may_wait = self.waiting() >= self.inflight.limit()
-                    && self.grace.has_pending()
+                    && (self.grace.has_pending() || refused < policy::REFUSALS)
                     && self.stalled_at.load(Ordering::Relaxed) != completed;
                 if !may_wait {
                     break;
                 }
                 long = true;
                 self.inflight.throttle();
+            }
+            if refused >= policy::REFUSALS {
+                break;
             }
             if long && elapsed >= self.policy.wait {
                 // A fence may depend on what this thread does next: not again
@@ -407,12 +411,16 @@ impl Pool {
         if let Some(block) = self.carve(layout, requested, false) {
             return Some(block);
         }
+        let reserved = lock(&self.inner).arena.reserved;
         let exact = self.policy.exact_size(layout);
-        if layout.kind != Kind::Small {
+        if self.policy.is_scarce(reserved) {
+            self.release_empty(device, exact, Which::All);
+        } else if layout.kind != Kind::Small {
             // What is empty of its kind does not fit this request.
             self.release_empty(device, exact, Which::Kind(layout.kind));
         }
         let reserved = lock(&self.inner).arena.reserved;
+        let layout = &self.policy.growth(layout, reserved);
         let room = self
             .policy
             .max
@@ -449,27 +457,41 @@ impl Pool {
         None
     }
 
-    /// Memory is short: all grace, blocks meant for others, giving back.
+    /// Memory is short: all grace, blocks meant for others, giving back. Tries
+    /// again as long as there is something to be had, because other threads
+    /// take and free meanwhile, at most [`Policy::wait`].
     fn scrape_together<D: Device>(
         &self,
         device: &D,
         layout: &Layout,
         requested: u64,
     ) -> Option<BlockInfo> {
-        self.complete_earlier(device, self.policy.wait);
-        if let Some(block) = self.carve(layout, requested, true) {
-            return Some(block);
+        let start = device.now();
+        loop {
+            let left = self
+                .policy
+                .wait
+                .saturating_sub(device.now().saturating_sub(start));
+            let complete = self.complete_earlier(device, left);
+            if let Some(block) = self.carve(layout, requested, true) {
+                return Some(block);
+            }
+            if self.grace.is_lost() {
+                return None;
+            }
+            // What is empty goes back, at best while the GPU is idle; but the
+            // allocation would fail otherwise, so in the end the driver may
+            // wait.
+            let needed = self.policy.exact_size(layout);
+            if self.release_empty(device, needed, Which::All) < needed {
+                self.release_anyway(device, needed);
+            }
+            let grown = self.grow(device, layout, requested);
+            let hope = self.waiting() > 0 || lock(&self.inner).arena.unowned >= needed;
+            if grown.is_some() || !complete || !hope {
+                return grown;
+            }
         }
-        if self.grace.is_lost() {
-            return None;
-        }
-        // What is empty goes back, at best while the GPU is idle; but the
-        // allocation would fail otherwise, so in the end the driver may wait.
-        let needed = self.policy.exact_size(layout);
-        if self.release_empty(device, needed, Which::All) < needed {
-            self.release_anyway(device, needed);
-        }
-        self.grow(device, layout, requested)
     }
 
     /// Waits for the grace of everything freed so far, at most `limit`, and
@@ -487,6 +509,7 @@ impl Pool {
     ) -> bool {
         self.flush();
         let (start, stamp) = (device.now(), self.grace.stamp());
+        let mut refused = 0;
         for round in 0.. {
             let completed = self.grace.completed();
             {
@@ -496,10 +519,11 @@ impl Pool {
                     return true;
                 }
             }
-            let closed =
-                self.grace.stamp() != stamp || matches!(self.fence(device), Closed::Epoch(_));
-            if !closed && !self.grace.has_pending() {
-                return false;
+            if self.grace.stamp() == stamp && !matches!(self.fence(device), Closed::Epoch(_)) {
+                refused += 1;
+                if !self.grace.has_pending() && refused >= policy::REFUSALS {
+                    return false;
+                }
             }
             if self.grace.poll(device) {
                 continue;
@@ -508,7 +532,10 @@ impl Pool {
                 return false;
             }
             if device.now().saturating_sub(start) >= limit {
-                stalled_at.store(completed, Ordering::Relaxed);
+                // Only a whole wait shows that waiting does not help.
+                if limit >= policy::GROWTH_WAIT.min(self.policy.wait) {
+                    stalled_at.store(completed, Ordering::Relaxed);
+                }
                 return false;
             }
             device.pause(round);

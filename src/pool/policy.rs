@@ -34,6 +34,10 @@ const SMALL_STEP: (u64, u64) = (PAGE, 32 << 20);
 /// by a little becomes a little larger.
 pub const PATIENCE: Duration = Duration::from_micros(20);
 
+/// So often is a fence asked for before a wait gives up on it: another thread
+/// that is just recording is no reason, a capture that stays open is.
+pub const REFUSALS: u32 = 200;
+
 /// Requests of at least this many bytes wait for memory to join before the pool
 /// grows: smaller ones find room more easily, and come more often.
 pub const JOINED_MIN: u64 = 32 << 20;
@@ -59,6 +63,28 @@ impl Policy {
                 .min(DEDICATED_MIN - PAGE),
             Kind::Dedicated => layout.size,
         }
+    }
+
+    /// How the pool grows for a request with `reserved` bytes held. From half of
+    /// the device on, a large request gets a segment of its own, as the driver
+    /// would give it: what is never split can always be given back whole, so
+    /// that the rest of the device does not go to pieces.
+    #[must_use]
+    pub fn growth(&self, layout: &Layout, reserved: u64) -> Layout {
+        match layout.kind {
+            Kind::Large if self.is_scarce(reserved) => Layout {
+                size: self.exact_size(layout),
+                kind: Kind::Dedicated,
+                ..*layout
+            },
+            _ => *layout,
+        }
+    }
+
+    /// Whether the pool holds so much that memory counts more than time.
+    #[must_use]
+    pub fn is_scarce(&self, reserved: u64) -> bool {
+        reserved >= self.total.min(self.max) / 2
     }
 
     /// The smallest segment that holds the request.
