@@ -5,8 +5,9 @@
 //! handle is forgotten when the hooks see the context end.
 
 use super::abi::{CONTEXT_IS_DESTROYED, CUcontext, CUdevice, CUresult, INVALID_CONTEXT, SUCCESS};
-use super::capture::{self, Relaxed};
+use super::capture;
 use super::driver::{function, real};
+use super::entered::{Ending, Entered};
 use super::fence::Fences;
 use super::guard::Guard;
 use crate::config::{Config, Inflight, Ipc};
@@ -66,9 +67,6 @@ static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
 });
 /// Grows whenever what is known about a handle may have changed.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
-/// Calls under way that may end a context, and threads inside [`Hold`].
-static ENDING: AtomicU32 = AtomicU32::new(0);
-static HELD: AtomicU32 = AtomicU32::new(0);
 static CONFIG: OnceLock<&'static Config> = OnceLock::new();
 
 struct Registry {
@@ -456,27 +454,6 @@ pub fn by_handle(handle: CUcontext) -> Option<&'static Context> {
         .copied()
 }
 
-/// While this lives no context ends: the driver crashed when an event was
-/// queried while its context was being destroyed, or after (seen on an H200,
-/// driver 580.159).
-pub struct Hold(());
-
-impl Hold {
-    /// `None` while a call that may end a context is under way; does not wait.
-    pub fn try_hold() -> Option<Self> {
-        // Each side announces itself before it looks at the other.
-        HELD.fetch_add(1, Ordering::SeqCst);
-        let hold = Self(());
-        (ENDING.load(Ordering::SeqCst) == 0).then_some(hold)
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        HELD.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// Runs a call that may end `context`; `ended` looks at the result. While it
 /// runs, nothing is served from the pool and no fence can complete; if the
 /// context has ended, its pool is dropped without touching the driver, and
@@ -494,11 +471,7 @@ pub fn closing<R>(
         super::guard::report_pending();
     }
     context.closing.fetch_add(1, Ordering::AcqRel);
-    ENDING.fetch_add(1, Ordering::SeqCst);
-    // Held for microseconds: for one record or one query.
-    while HELD.load(Ordering::SeqCst) != 0 {
-        std::thread::yield_now();
-    }
+    let ending = Ending::begin();
     let result = call();
     if ended(&result)
         && context.status.swap(Status::Gone as u8, Ordering::AcqRel) != Status::Gone as u8
@@ -518,7 +491,7 @@ pub fn closing<R>(
             registry.ended.push(context);
         });
     }
-    ENDING.fetch_sub(1, Ordering::SeqCst);
+    drop(ending);
     context.closing.fetch_sub(1, Ordering::AcqRel);
     result
 }
@@ -530,41 +503,5 @@ pub fn primary_is_active(device: CUdevice) -> bool {
     unsafe {
         real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) == SUCCESS
             && active != 0
-    }
-}
-
-/// While this lives, a context is current in this thread and the thread's
-/// capture mode is relaxed.
-pub struct Entered {
-    pushed: bool,
-    _relaxed: Relaxed,
-}
-
-impl Entered {
-    /// Makes `handle` current. `None` if the driver refuses.
-    pub fn enter(handle: CUcontext) -> Option<Self> {
-        let relaxed = Relaxed::enter();
-        let mut current: CUcontext = 0;
-        // SAFETY: `current` is valid for a write; the driver checks `handle`.
-        unsafe {
-            let known = real::cuCtxGetCurrent(&raw mut current) == SUCCESS && current == handle;
-            if !known && real::cuCtxPushCurrent_v2(handle) != SUCCESS {
-                return None;
-            }
-            Some(Self {
-                pushed: !known,
-                _relaxed: relaxed,
-            })
-        }
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if self.pushed {
-            let mut popped: CUcontext = 0;
-            // SAFETY: `popped` is valid for a write; we pop what we pushed.
-            unsafe { real::cuCtxPopCurrent_v2(&raw mut popped) };
-        }
     }
 }

@@ -2,8 +2,9 @@
 
 use super::abi::{CUdeviceptr, OUT_OF_MEMORY, SUCCESS};
 use super::capture::Relaxed;
-use super::context::{Context, Entered, SEGMENTS};
+use super::context::{Context, SEGMENTS};
 use super::driver::real;
+use super::entered::Entered;
 use crate::pool::device::{Device, Passed, Recorded, Refusal};
 use crate::pool::size_class::PAGE;
 use std::sync::OnceLock;

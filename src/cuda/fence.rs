@@ -8,8 +8,9 @@
 
 use super::abi::{CUevent, EVENT_DISABLE_TIMING, NOT_READY, SUCCESS};
 use super::capture::{self, NoCapture, Relaxed};
-use super::context::{self, Context, Entered, Hold, Status};
+use super::context::{self, Context, Status};
 use super::driver::{has_context_events, real};
+use super::entered::{Entered, Hold};
 use crate::pool::device::{Passed, Recorded, SLOTS};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

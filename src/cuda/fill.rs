@@ -2,8 +2,9 @@
 
 use super::abi::{CUdeviceptr, CUstream, NOT_READY, STREAM_NON_BLOCKING, SUCCESS};
 use super::capture::Relaxed;
-use super::context::{Context, Entered};
+use super::context::Context;
 use super::driver::real;
+use super::entered::Entered;
 use std::time::{Duration, Instant};
 
 /// The byte of `GPUPOOL_FILL=poison`: as a float it is a large negative

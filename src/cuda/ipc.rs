@@ -14,8 +14,9 @@
 
 use super::abi::{CUdeviceptr, CUresult, SUCCESS};
 use super::capture::Relaxed;
-use super::context::{Context, Entered};
+use super::context::Context;
 use super::driver::real;
+use super::entered::Entered;
 use std::ffi::c_void;
 use std::sync::OnceLock;
 

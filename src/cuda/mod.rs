@@ -6,6 +6,7 @@ pub mod capture;
 pub mod context;
 pub mod device;
 pub mod driver;
+pub mod entered;
 pub mod fence;
 pub mod fill;
 pub mod guard;

@@ -4,8 +4,9 @@
 use super::scan::{Scan, Wrong};
 use crate::cuda::abi::{CUdeviceptr, CUstream, NOT_READY, STREAM_NON_BLOCKING, SUCCESS};
 use crate::cuda::capture;
-use crate::cuda::context::{Context, Entered};
+use crate::cuda::context::Context;
 use crate::cuda::driver::real;
+use crate::cuda::entered::Entered;
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
