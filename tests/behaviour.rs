@@ -6,7 +6,7 @@ mod stats;
 mod support;
 
 use stats::{number, statistics};
-use support::{Folder, Run, run_program};
+use support::{Folder, Run, no_grace_library, run_program};
 
 // ---- what the statistics and options say ---------------------------------------------------------
 
@@ -184,4 +184,26 @@ fn single_failed_driver_allocation_is_retried() {
             .run();
         assert!(outcome.expect_success().stdout.contains("wrong words 0"));
     }
+}
+
+// ---- negative control: fences that fall into captures --------------------------------------------
+
+/// With the gate that keeps fences out of captures switched off, `capture.c` meets calls that succeed
+/// and yet break a capture: `call 0 capture 901`. Natively and with the gate there is no such line.
+#[test]
+fn without_the_gate_captures_are_broken() {
+    const BROKEN: &str = "call 0 capture 901";
+    let capture = || run_program("capture", "shared").env("GPUPOOL_FREE", "ordered");
+    let gated = capture().with_lib(true).run().expect_success();
+    assert!(!gated.stdout.contains(BROKEN), "{}", gated.stdout);
+    let ungated = capture()
+        .env("LD_PRELOAD", no_grace_library())
+        .env("GPUPOOL_TEST_NO_GATE", "1")
+        .env("SIMCUDA_ALLOW", "use-after-free,early-reissue")
+        .run();
+    assert!(
+        ungated.stdout.contains(BROKEN),
+        "capture.c does not notice fences in captures: {}",
+        ungated.stdout
+    );
 }

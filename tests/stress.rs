@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stats::{number, statistics};
-use support::{Folder, Outcome, Run, library, run_program, simulated_driver, target};
+use support::{Folder, Outcome, Run, library, no_grace_library, run_program, simulated_driver};
 
 /// How many blocks; STRESS_ITERATIONS asks for another number.
 fn iterations(usual: u64) -> u64 {
@@ -154,15 +154,7 @@ fn stress_on_a_driver_without_context_events() {
 #[test]
 fn stress_without_grace_reports_violations() {
     let folder = Folder::new("stress-no-grace");
-    let path = match std::env::var_os("GPUPOOL_NOGRACE_LIB") {
-        Some(path) if !path.is_empty() => PathBuf::from(path),
-        _ => target().join("no-grace/release/libgpupool.so"),
-    };
-    assert!(
-        path.exists(),
-        "{} is not there: run scripts/test, which builds it",
-        path.display()
-    );
+    let path = no_grace_library();
     let outcome = stress("shared", 5_000, path, &folder).run();
     assert_eq!(outcome.code(), 1, "the stress finds nothing: {outcome:#?}");
     assert!(

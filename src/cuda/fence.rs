@@ -263,6 +263,8 @@ fn query_here(context: &Context, event: CUevent) -> Passed {
             Passed::Yes
         }
         NOT_READY => Passed::NotYet,
+        // Of a capture of which nothing was known: later.
+        result if capture::says_capture(result) => Passed::NotYet,
         _ if context.status() == Status::Gone => Passed::Yes,
         _ if context.status() == Status::Closing => Passed::NotYet,
         // Ended unseen, and its work with it; it is forgotten at the next record.

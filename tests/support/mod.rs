@@ -30,6 +30,21 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The library without the safety mechanisms (feature `unsafe-no-grace`), for negative controls.
+#[allow(dead_code, reason = "not every test has one")]
+pub fn no_grace_library() -> PathBuf {
+    let path = match std::env::var_os("GPUPOOL_NOGRACE_LIB") {
+        Some(path) if !path.is_empty() => PathBuf::from(path),
+        _ => target().join("no-grace/release/libgpupool.so"),
+    };
+    assert!(
+        path.exists(),
+        "{} is not there: run scripts/test, which builds it",
+        path.display()
+    );
+    path
+}
+
 /// `libgpupool.so`: the one that `GPUPOOL_LIB` names, else of the release and the debug build the one
 /// built last.
 ///
