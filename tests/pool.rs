@@ -5,7 +5,7 @@
 mod model;
 
 use gpupool::pool::size_class::{GRANULE, PAGE, SMALL_MAX};
-use gpupool::pool::{BlockInfo, Outcome, Policy, Pool};
+use gpupool::pool::{BlockInfo, Device, Outcome, Policy, Pool};
 use model::Model;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -437,4 +437,27 @@ fn threads_and_a_lagging_gpu() {
     assert_eq!(pool.usage().live, 0);
     let violations = device.state.lock().unwrap().violations;
     assert_eq!(violations > 0, NO_GRACE, "{violations} violations");
+}
+
+/// Memory is short while a capture is open: nothing can complete, so nothing is
+/// waited for, and the answer comes at once.
+#[test]
+fn short_memory_in_a_capture_is_not_waited_for() {
+    if NO_GRACE {
+        return;
+    }
+    let device = Model::new(128 * MIB);
+    let pool = Pool::new(Policy {
+        wait: Duration::from_secs(3600),
+        ..policy(u64::MAX)
+    });
+    let a = block(&pool, &device, 100 * MIB);
+    device.submit(a.address, a.requested);
+    device.state.lock().unwrap().capturing = true;
+    assert!(pool.free(&device, a.address));
+    assert_eq!(pool.alloc(&device, 100 * MIB), Outcome::Native);
+    assert!(device.now() < Duration::from_secs(1), "{:?}", device.now());
+    device.state.lock().unwrap().capturing = false;
+    device.finish(1);
+    block(&pool, &device, 100 * MIB);
 }

@@ -110,7 +110,10 @@ impl Pool {
                     return true;
                 }
             }
-            if self.grace.stamp() == stamp && !matches!(self.fence(device), Closed::Epoch(_)) {
+            // A record that failed has moved the epoch on too, so that only a
+            // pending fence shows that one was made.
+            let wanted = self.grace.stamp() == stamp || !self.grace.has_pending();
+            if wanted && !matches!(self.fence(device), Closed::Epoch(_)) {
                 refused += 1;
                 if !self.grace.has_pending() && refused >= policy::REFUSALS {
                     return false;
