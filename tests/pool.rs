@@ -461,3 +461,22 @@ fn short_memory_in_a_capture_is_not_waited_for() {
     device.finish(1);
     block(&pool, &device, 100 * MIB);
 }
+
+/// With no time to wait, what is empty still goes back before a request fails.
+#[test]
+fn short_memory_without_time_to_wait() {
+    if NO_GRACE {
+        return;
+    }
+    let device = Model::new(128 * MIB);
+    let pool = Pool::new(Policy {
+        wait: Duration::ZERO,
+        ..policy(u64::MAX)
+    });
+    let a = block(&pool, &device, 60 * MIB);
+    let b = block(&pool, &device, 60 * MIB);
+    assert!(pool.free(&device, a.address));
+    assert!(pool.free(&device, b.address));
+    block(&pool, &device, 100 * MIB);
+    pool.validate().unwrap();
+}

@@ -4,12 +4,13 @@
 //! a handle comes again after its context is gone. What is known about a
 //! handle is forgotten when the hooks see the context end.
 
-use super::abi::{CONTEXT_IS_DESTROYED, CUcontext, CUdevice, CUresult, INVALID_CONTEXT, SUCCESS};
+use super::abi::{CONTEXT_IS_DESTROYED, CUcontext, CUdevice, INVALID_CONTEXT, SUCCESS};
 use super::capture;
-use super::driver::{function, real};
+use super::driver::real;
 use super::entered::{Ending, Entered};
 use super::fence::Fences;
 use super::guard::Guard;
+use super::identity::{id_of, primary_of};
 use crate::config::{Config, Inflight, Ipc};
 use crate::pool::segment_map::SegmentMap;
 use crate::pool::{Policy, Pool};
@@ -266,40 +267,6 @@ fn discover(handle: CUcontext, created: bool) -> Option<&'static Context> {
     register(handle, device, false, Status::Aside)
 }
 
-/// The driver's id of the context; where the driver has no ids (before 12.0),
-/// the handle. An error is the driver's, and that of a fault too.
-fn id_of(handle: CUcontext) -> Result<u64, CUresult> {
-    if !function::cuCtxGetId.is_available() {
-        return Ok(handle as u64);
-    }
-    let mut id = 0;
-    // SAFETY: `id` is valid for a write; the driver checks the handle.
-    match unsafe { real::cuCtxGetId(handle, &raw mut id) } {
-        SUCCESS => Ok(id),
-        error => Err(error),
-    }
-}
-
-/// The handle of the device's primary context, if that is active.
-fn primary_of(device: CUdevice) -> Option<CUcontext> {
-    let (mut flags, mut active) = (0, 0);
-    let mut handle: CUcontext = 0;
-    // SAFETY: all arguments are valid for writes. Retaining an active primary
-    // context and releasing it again changes only its count.
-    unsafe {
-        if real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) != SUCCESS
-            || active == 0
-        {
-            return None;
-        }
-        if real::cuDevicePrimaryCtxRetain(&raw mut handle, device) != SUCCESS {
-            return None;
-        }
-        real::cuDevicePrimaryCtxRelease_v2(device);
-    }
-    Some(handle)
-}
-
 fn register(
     handle: CUcontext,
     device: CUdevice,
@@ -494,14 +461,4 @@ pub fn closing<R>(
     drop(ending);
     context.closing.fetch_sub(1, Ordering::AcqRel);
     result
-}
-
-/// Whether the device's primary context is active.
-pub fn primary_is_active(device: CUdevice) -> bool {
-    let (mut flags, mut active) = (0, 0);
-    // SAFETY: both are valid for writes.
-    unsafe {
-        real::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) == SUCCESS
-            && active != 0
-    }
 }

@@ -10,6 +10,7 @@ pub mod entered;
 pub mod fence;
 pub mod fill;
 pub mod guard;
+pub mod identity;
 pub mod ipc;
 
 pub use context::{Context, SEGMENTS};

@@ -10,7 +10,7 @@ use crate::cuda::abi::{
 };
 use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
-use crate::cuda::{SEGMENTS, capture, fill, guard};
+use crate::cuda::{SEGMENTS, capture, fill, guard, identity};
 use crate::pool::{BlockInfo, Outcome};
 use crate::process::{self, FOREIGN_FREES, PASSED_ALLOCS, State, observe, shielded};
 use dashmap::DashMap;
@@ -354,7 +354,7 @@ pub fn primary_released(device: CUdevice, call: impl FnOnce() -> CUresult) -> CU
         None
     };
     context::closing(known, call, |result| {
-        *result == SUCCESS && !context::primary_is_active(device)
+        *result == SUCCESS && !identity::primary_is_active(device)
     })
 }
 

@@ -99,7 +99,7 @@ impl Pool {
             }
             let grown = self.grow(device, layout, requested);
             let hope = self.waiting() > 0 || lock(&self.inner).arena.unowned >= needed;
-            if grown.is_some() || !complete || !hope {
+            if grown.is_some() || !complete || !hope || left.is_zero() {
                 return grown;
             }
         }
