@@ -10,6 +10,7 @@ use crate::task;
 use crate::work::Switch;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 fn device_of(device: i32) -> Result<usize, i32> {
     usize::try_from(device)
@@ -40,6 +41,7 @@ fn make(
             primary,
             parent,
             life: Life::Active,
+            ending: false,
             flags,
             streams: Vec::new(),
             legacy: 0,
@@ -57,6 +59,7 @@ fn make(
                 (5, 64),
                 (6, 0),
             ]),
+            stacks: None,
             switch,
         },
     );
@@ -70,6 +73,9 @@ fn make(
     id
 }
 
+/// What ending a context takes beside waiting for its work.
+const END_COST: Duration = Duration::from_millis(1);
+
 /// Ends a context: its work is cut short, its memory and streams are gone.
 fn end(id: u64, life: Life) {
     let mut core = state::lock();
@@ -77,6 +83,7 @@ fn end(id: u64, life: Life) {
         return;
     };
     c.life = life;
+    c.ending = true;
     let (handle, green, device) = (c.handle, c.parent.is_some(), c.device);
     core.by_handle.remove(&handle);
     if !green {
@@ -86,6 +93,7 @@ fn end(id: u64, life: Life) {
         let pending = stream::context_frontier(&core, id).unwrap_or_default();
         drop(core);
         task::wait_all(&pending);
+        crate::entry::spend(END_COST);
         core = state::lock();
         capture::context_gone(&mut core, id);
         let streams = core
@@ -111,6 +119,9 @@ fn end(id: u64, life: Life) {
                 core.by_handle.remove(&h);
             }
         }
+    }
+    if let Some(c) = core.contexts.get_mut(&id) {
+        c.ending = false;
     }
     state::REOPENED.notify_all();
 }
@@ -232,13 +243,28 @@ pub(crate) fn get_limit(out: *mut usize, limit: u32) -> Answer {
 }
 
 pub(crate) fn set_limit(limit: u32, value: usize) -> Answer {
+    /// CU_LIMIT_STACK_SIZE, its value at the start, and the threads that can
+    /// run at once: each has a stack in the device's memory.
+    const STACK: (u32, usize, u64) = (0, 1024, 132 * 2048);
     let mut core = state::lock();
+    let owner = core.owner()?;
     let id = core.current()?;
-    *core
-        .context_mut(id)?
-        .limits
-        .get_mut(&limit)
-        .ok_or(code::UNSUPPORTED_LIMIT)? = value;
+    let c = core.context_mut(id)?;
+    if !c.limits.contains_key(&limit) {
+        return Err(code::UNSUPPORTED_LIMIT);
+    }
+    if limit == STACK.0 {
+        let mut m = memory::lock();
+        let more = value.saturating_sub(STACK.1) as u64 * STACK.2;
+        let made = match more {
+            0 => None,
+            _ => Some(m.alloc(owner, more, memory::Kind::Array)?),
+        };
+        if let Some(old) = std::mem::replace(&mut c.stacks, made) {
+            m.release(old, false);
+        }
+    }
+    c.limits.insert(limit, value);
     Ok(())
 }
 

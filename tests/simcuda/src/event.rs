@@ -2,6 +2,7 @@
 
 use crate::abi::{Answer, EVENT_DISABLE_TIMING, code, put};
 use crate::capture;
+use crate::report;
 use crate::state::{self, Core, Event, StreamKind};
 use crate::stream;
 use crate::task::{self, Frontier, now_ns};
@@ -76,13 +77,33 @@ pub(crate) fn record(event: u64, stream: u64) -> Answer {
     set(&mut core, event, after)
 }
 
+/// An event is recorded or asked for: not while its context is being ended. NVIDIA's driver crashed
+/// there (seen on an H200, driver 580.159).
+fn not_while_ending(core: &Core, ctx: u64, call: &str) {
+    if core.context(ctx).is_ok_and(|c| c.ending) {
+        report::violation(
+            "ending-context",
+            &format!("{call} while its context was being ended"),
+        );
+    }
+}
+
 /// cuCtxRecordEvent: everything submitted to the context so far, in every
 /// stream, non-blocking and green ones too. Later work is not held back.
 #[cfg_attr(feature = "old-driver", allow(dead_code))]
 pub(crate) fn record_context(context: u64, event: u64) -> Answer {
     let mut core = state::lock();
-    let ctx = core.resolve(context)?;
+    let ctx = match core.resolve(context) {
+        Ok(ctx) => ctx,
+        Err(error) => {
+            if let Some(e) = core.events.get(&event) {
+                not_while_ending(&core, e.ctx, "cuCtxRecordEvent");
+            }
+            return Err(error);
+        }
+    };
     let ectx = core.events.get(&event).ok_or(code::INVALID_HANDLE)?.ctx;
+    not_while_ending(&core, ectx, "cuCtxRecordEvent");
     core.usable(ectx)?;
     if core.context(ctx)?.parent.unwrap_or(ctx) != ectx {
         return Err(code::INVALID_HANDLE);
@@ -110,6 +131,7 @@ pub(crate) fn wait_context(context: u64, event: u64) -> Answer {
 fn observed(core: &mut Core, event: u64) -> Result<(Frontier, u64), i32> {
     let e = core.events.get(&event).ok_or(code::INVALID_HANDLE)?;
     let (ctx, captured) = (e.ctx, e.capture.as_ref().map(|c| c.0));
+    not_while_ending(core, ctx, "cuEventQuery or cuEventSynchronize");
     core.usable(ctx)?;
     if let Some(id) = captured
         && core.captures.iter().any(|c| c.id == id)

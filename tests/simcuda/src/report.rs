@@ -6,7 +6,7 @@
 //! "calls":{name:n,…},"peak_device_bytes":[…],"device_bytes":[…]}`.
 //!
 //! Kinds: `early-reissue`, `use-after-free`, `invalid-access`, `double-free`,
-//! `freed-while-owned`, `forked-child`.
+//! `freed-while-owned`, `forked-child`, `ending-context`.
 
 use crate::{config, exports, memory};
 use std::fmt::Write as _;

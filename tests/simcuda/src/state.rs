@@ -54,6 +54,8 @@ pub(crate) struct Context {
     /// A green context's primary one.
     pub(crate) parent: Option<u64>,
     pub(crate) life: Life,
+    /// A call that ends it is under way.
+    pub(crate) ending: bool,
     pub(crate) flags: u32,
     pub(crate) streams: Vec<u64>,
     pub(crate) legacy: u64,
@@ -67,6 +69,8 @@ pub(crate) struct Context {
     pub(crate) closed: u32,
     pub(crate) peers: HashSet<usize>,
     pub(crate) limits: BTreeMap<u32, usize>,
+    /// Where the threads' stacks lie, if they are larger than at the start.
+    pub(crate) stacks: Option<u64>,
     /// Shared with its workers: fault, and stop.
     pub(crate) switch: Arc<Switch>,
 }

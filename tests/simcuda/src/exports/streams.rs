@@ -128,7 +128,7 @@ mod streamed {
                 stream, at, true, Work::WriteValue { at, value, wide: true });
 
         "cuStreamBeginCapture" 10000 cuStreamBeginCapture, 10000 cuStreamBeginCapture_ptsz
-            (stream; stream: u64) => capture::begin(stream, 0, None);
+            (stream; stream: u64) => capture::begin(stream, 2, None);
         "cuStreamBeginCapture" 10010 cuStreamBeginCapture_v2, 10010 cuStreamBeginCapture_v2_ptsz
             (stream; stream: u64, mode: u32) => capture::begin(stream, mode, None);
         "cuStreamBeginCaptureToGraph" 12030 cuStreamBeginCaptureToGraph, 12030 cuStreamBeginCaptureToGraph_ptsz

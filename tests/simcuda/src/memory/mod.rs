@@ -169,7 +169,7 @@ impl Memory {
 
     /// Physical pages of a device, if its memory has them.
     pub(crate) fn take_pages(&mut self, device: usize, size: u64) -> Result<(u64, u64), i32> {
-        let total = config::get().memory;
+        let total = config::get().memory.min(config::get().limit);
         let len = round_up(size, PAGE).ok_or(code::OUT_OF_MEMORY)?;
         let d = self.devices.get_mut(device).ok_or(code::INVALID_DEVICE)?;
         if len > total.saturating_sub(d.used) {
