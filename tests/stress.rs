@@ -54,6 +54,7 @@ fn no_violation(outcome: &Outcome, folder: &Folder, blocks: u64) {
     );
 }
 
+// covers: grace
 #[test]
 fn stress_shared() {
     let (folder, blocks) = (Folder::new("stress-shared"), iterations(1_100_000));
@@ -94,6 +95,7 @@ fn stress_with_a_small_limit_in_flight() {
     no_violation(&run.run(), &folder, blocks);
 }
 
+// covers: grace case-6
 /// The record of a fence takes long; other threads allocate meanwhile, and must not get the blocks
 /// that it covers.
 #[test]

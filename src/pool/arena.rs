@@ -2,12 +2,19 @@
 //! threaded; [`super::Pool`] holds it under its lock. Makes no call to the
 //! device.
 
-use super::free_list::FreeList;
+mod runs;
+mod shown;
+
+pub use shown::Unused;
+
+use super::free_list::{Fit, FreeList, Run};
 use super::grace::Epoch;
 use super::headers::{Header, Headers, Owners, owner};
 use super::segment::{Block, NONE, Segment, Slab, State};
 use super::size_class::{Kind, Layout};
 use super::spans::Spans;
+use super::stats::Gauges;
+use crate::config::Control;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
@@ -53,8 +60,6 @@ pub enum Which {
     All,
     /// Retired ones.
     Retired,
-    /// Those that serve this kind of request, and retired ones.
-    Kind(Kind),
 }
 
 /// See the module's documentation.
@@ -77,6 +82,10 @@ pub struct Arena {
     /// Bytes of segments without a carved block. With all caches empty this is
     /// what the program may count as free, and moves with its own calls only.
     pub unowned: u64,
+    /// Where others watch these figures, if they do.
+    shown: Option<&'static Gauges>,
+    /// What was in use at the peak, if that is to be remembered.
+    peak: Option<Vec<(Kind, u64)>>,
 }
 
 impl Arena {
@@ -90,6 +99,7 @@ impl Arena {
             carved: 0,
             waiting: 0,
             first: NONE,
+            uses: 0,
         });
         let first = self.blocks.insert(Block {
             address: base,
@@ -101,47 +111,44 @@ impl Arena {
             used: false,
         });
         self.segments[segment].first = first;
-        self.free.insert(kind, base, size, first);
+        self.free.insert(Run::segment(kind, base, size, first));
         self.empty.insert((size, segment));
         self.reserved += size;
         self.unowned += size;
+        self.show();
     }
 
-    /// Carves out the best free block for `layout`; `short` as in
+    /// Carves out the best free block for `layout`; `fit` as in
     /// [`FreeList::best`]. Its header is the arena's until the caller passes it
     /// on. `None` if there is none. Returns the block's index and whether its
     /// memory was used before.
-    pub fn take(&mut self, shared: &Shared, layout: &Layout, short: bool) -> Option<(u32, bool)> {
-        let index = self.free.best(layout, short)?;
+    pub fn take(&mut self, shared: &Shared, layout: &Layout, fit: Fit) -> Option<(u32, bool)> {
+        let index = self.free.best(layout, fit)?;
         let Block {
-            address,
-            size,
-            segment,
-            ..
+            address, segment, ..
         } = self.blocks[index];
         let start = address.next_multiple_of(layout.align);
         let kind = self.segments[segment].kind;
-        self.free.remove(kind, address, size, index);
+        self.free.remove(self.run(index));
         // Split: what lies before the aligned start, and what is left behind.
         let mut index = index;
         if start > address {
             let rest = self.split(index, start - address);
-            self.free.insert(kind, address, start - address, index);
+            self.free.insert(self.run(index));
             index = rest;
         }
         if kind != Kind::Dedicated && self.blocks[index].size > layout.size {
             let rest = self.split(index, layout.size);
-            let Block { address, size, .. } = self.blocks[rest];
-            self.free.insert(kind, address, size, rest);
+            self.free.insert(self.run(rest));
         }
         let Some(header) = shared.headers.get_or_make(index) else {
             // More blocks than indices: the driver shall serve.
-            let Block { address, size, .. } = self.blocks[index];
-            self.free.insert(kind, address, size, index);
+            self.free.insert(self.run(index));
             return None;
         };
         let seg = &mut self.segments[segment];
         if seg.carved == 0 {
+            seg.uses = seg.uses.wrapping_add(1);
             self.unowned -= seg.size;
             if seg.waiting == 0 {
                 self.empty.remove(&(seg.size, segment));
@@ -158,6 +165,7 @@ impl Arena {
         self.carved += size;
         self.spans.insert(address, index);
         shared.owners.insert(address, index);
+        self.show();
         Some((index, used))
     }
 
@@ -201,6 +209,7 @@ impl Arena {
         } else {
             self.waiting.push_back((epoch, index));
         }
+        self.show();
     }
 
     /// Frees what waited for an epoch up to `completed`. Returns whether
@@ -215,6 +224,9 @@ impl Arena {
             self.release_block(index);
             any = true;
         }
+        if any {
+            self.show();
+        }
         any
     }
 
@@ -228,18 +240,17 @@ impl Arena {
             ..
         } = self.blocks[index];
         self.waiting_bytes -= size;
-        let Segment { kind, retired, .. } = self.segments[segment];
+        let retired = self.segments[segment].retired;
         let mut index = index;
         self.blocks[index].state = State::Free;
         if prev != NONE && self.blocks[prev].state == State::Free {
-            index = self.merge(prev, index, kind, retired, prev);
+            index = self.merge(prev, index, retired, prev);
         }
         if next != NONE && self.blocks[next].state == State::Free {
-            index = self.merge(index, next, kind, retired, next);
+            index = self.merge(index, next, retired, next);
         }
-        let Block { address, size, .. } = self.blocks[index];
         if !retired {
-            self.free.insert(kind, address, size, index);
+            self.free.insert(self.run(index));
         }
         let seg = &mut self.segments[segment];
         seg.waiting -= 1;
@@ -249,10 +260,9 @@ impl Arena {
     }
 
     /// Joins two neighbours; `listed` is the one that is in the free list.
-    fn merge(&mut self, left: u32, right: u32, kind: Kind, retired: bool, listed: u32) -> u32 {
+    fn merge(&mut self, left: u32, right: u32, retired: bool, listed: u32) -> u32 {
         if !retired {
-            let Block { address, size, .. } = self.blocks[listed];
-            self.free.remove(kind, address, size, listed);
+            self.free.remove(self.run(listed));
         }
         let Block {
             size, next, used, ..
@@ -285,31 +295,24 @@ impl Arena {
         let Segment {
             base,
             size,
-            kind,
             retired,
             first,
             ..
         } = self.segments[segment];
-        if !retired {
-            self.unlist(first, kind);
+        if !retired && !Control::Retire.is_off() {
+            self.unlist(first);
             self.segments[segment].retired = true;
         }
         Some((base, size))
     }
 
     /// Takes the free blocks of a segment out of the free list.
-    fn unlist(&mut self, first: u32, kind: Kind) {
+    fn unlist(&mut self, first: u32) {
         let mut at = first;
         while at != NONE {
-            let Block {
-                address,
-                size,
-                state,
-                next,
-                ..
-            } = self.blocks[at];
+            let Block { state, next, .. } = self.blocks[at];
             if state == State::Free {
-                self.free.remove(kind, address, size, at);
+                self.free.remove(self.run(at));
             }
             at = next;
         }
@@ -334,7 +337,6 @@ impl Arena {
         match which {
             Which::All => true,
             Which::Retired => segment.retired,
-            Which::Kind(kind) => segment.retired || segment.kind == kind,
         }
     }
 
@@ -350,15 +352,24 @@ impl Arena {
     pub fn remove_empty(&mut self, at_least: u64, which: Which) -> Option<(u64, u64)> {
         let wanted = |entry: &&(u64, u32)| self.is_wanted(entry.1, which);
         let fits = self.empty.range((at_least, 0)..).find(wanted);
-        let &(size, segment) = fits.or_else(|| self.empty.iter().rev().find(wanted))?;
-        self.empty.remove(&(size, segment));
+        let &entry = fits.or_else(|| self.empty.iter().rev().find(wanted))?;
+        self.remove_segment(entry)
+    }
+
+    /// Takes this one of [`Arena::empty`] out.
+    fn remove_segment(&mut self, entry: (u64, u32)) -> Option<(u64, u64)> {
+        let (size, segment) = entry;
+        self.note_peak();
+        self.empty.remove(&entry);
         let seg = self.segments.remove(segment)?;
         self.blocks.remove(seg.first);
         if !seg.retired {
-            self.free.remove(seg.kind, seg.base, seg.size, seg.first);
+            self.free
+                .remove(Run::segment(seg.kind, seg.base, seg.size, seg.first));
         }
         self.reserved -= size;
         self.unowned -= size;
+        self.show();
         Some((seg.base, size))
     }
 
@@ -380,23 +391,14 @@ impl Arena {
             .iter()
             .map(|(_, s)| (s.base, s.size))
             .collect();
-        *self = Self::default();
+        self.note_peak();
+        *self = Self {
+            shown: self.shown,
+            peak: self.peak.take(),
+            ..Self::default()
+        };
+        self.show();
         segments
-    }
-
-    /// Number of carved blocks.
-    pub fn carved_blocks(&self) -> usize {
-        self.spans.count()
-    }
-
-    /// Number of segments.
-    pub fn segment_count(&self) -> usize {
-        self.segments.iter().count()
-    }
-
-    /// Largest free run in bytes.
-    pub fn largest_free(&self) -> u64 {
-        self.free.largest()
     }
 
     /// Checks every invariant of the structure; an error names what is wrong.

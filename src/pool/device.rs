@@ -70,6 +70,13 @@ pub trait Device {
     /// Time since any fixed moment; monotonic.
     fn now(&self) -> Duration;
 
+    /// Called where a call has left the fast path, with no lock of the pool
+    /// held: the moment to do what somebody asked of the pool meanwhile.
+    /// `may_wait`: the call may wait for the GPU, as an allocation may.
+    fn attend(&self, may_wait: bool) {
+        let _ = may_wait;
+    }
+
     /// Lets time pass between two polls; `round` counts them from 0.
     fn pause(&self, round: u32);
 }

@@ -11,17 +11,18 @@
 //! out only when its epoch is complete.
 
 use super::grace::Epoch;
-use super::stats::Counts;
+use super::slot_lock::{Held, SlotLock};
+use super::stats::{self, Counters, Counts, PoolFigures, Shown};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Blocks up to this many bytes are cached. Larger ones are rare and the work on
 /// them long, so that the arena's cost does not show.
 pub const CACHED_MAX: u64 = 64 << 20;
 
-const SLOTS: usize = 64;
+/// Slots of a front.
+pub const SLOTS: usize = 64;
 /// Bins of a cache. A size has its place in a few of them only, so that a
 /// look-up costs the same however many sizes a program uses.
 const BINS: usize = 128;
@@ -51,15 +52,19 @@ pub struct Cache {
     /// Epoch of the last free here, and what was freed in it.
     unfenced: (Epoch, u64, u32),
     /// What this slot's threads did.
-    pub counts: Counts,
+    pub counts: Shown<Counters>,
+    /// `ticks` when last swept.
+    swept: u64,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Slot {
-    cache: Mutex<Cache>,
+    cache: SlotLock<Cache>,
     /// Bytes in the cache, for a look without the lock.
-    bytes: AtomicU64,
+    bytes: Shown<AtomicU64>,
+    /// Whether it is counted in [`Front::holding`].
+    holds: AtomicBool,
 }
 
 /// All caches of a pool.
@@ -68,6 +73,8 @@ pub struct Front {
     slots: [Slot; SLOTS],
     /// Slots below this number were used; the others are empty.
     used: AtomicUsize,
+    /// Slots that held anything when last looked at.
+    holding: AtomicU64,
 }
 
 impl Default for Front {
@@ -75,24 +82,36 @@ impl Default for Front {
         Self {
             slots: std::array::from_fn(|_| Slot::default()),
             used: AtomicUsize::new(0),
+            holding: AtomicU64::new(0),
         }
     }
 }
 
 /// The bins that `size` can be in.
-#[inline]
 fn ways(size: u64) -> impl Iterator<Item = usize> {
-    let first = ((size >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
+    let first = first_way(size);
     (0..WAYS).map(move |way| (first + way) % BINS)
+}
+
+#[inline]
+fn first_way(size: u64) -> usize {
+    ((size >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 57) as usize
+}
+
+thread_local! {
+    // No destructor: it works also while the thread and the process end.
+    static SLOT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The calling thread goes on as if it were the thread `number` of a program
+/// that is replayed.
+pub fn act_as(number: u32) {
+    SLOT.set(number as usize % SLOTS);
 }
 
 /// The slot of the calling thread.
 fn my_slot() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        // No destructor: it works also while the thread and the process end.
-        static SLOT: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
     SLOT.with(|slot| {
         if slot.get() == usize::MAX {
             slot.set(NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS);
@@ -101,16 +120,13 @@ fn my_slot() -> usize {
     })
 }
 
-fn lock(slot: &Slot) -> MutexGuard<'_, Cache> {
-    slot.cache.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The calling thread's cache, locked.
 pub struct Mine<'a> {
+    front: &'a Front,
     slot: &'a Slot,
     number: u64,
     /// The cache.
-    pub cache: MutexGuard<'a, Cache>,
+    pub cache: Held<'a, Cache>,
 }
 
 impl Front {
@@ -123,19 +139,41 @@ impl Front {
             self.used.fetch_max(number + 1, Ordering::Relaxed);
         }
         Mine {
+            front: self,
             slot,
             number: number as u64,
-            cache: lock(slot),
+            cache: slot.cache.lock(),
         }
     }
 
-    /// The share of `limit` of a slot: it goes to those that hold anything now.
+    /// The share of `limit` of a slot: it goes to those that hold anything, as
+    /// far as is known.
+    #[inline]
     pub fn share(&self, limit: u64) -> u64 {
-        let holding = self
-            .slots
+        limit / self.holding.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Empties the caches that were not used since the last call into `take`:
+    /// their thread has ended, or does something else. Now and then: it reads a
+    /// cache line of each thread.
+    pub fn sweep(&self, mut take: impl FnMut(Epoch, u32)) {
+        for slot in self
+            .used()
             .iter()
-            .filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0);
-        limit / (holding.count().max(1) as u64)
+            .filter(|slot| slot.holds.load(Ordering::Relaxed))
+        {
+            let Some(mut cache) = slot.cache.try_lock() else {
+                continue;
+            };
+            let ticks = cache.ticks;
+            if std::mem::replace(&mut cache.swept, ticks) != ticks {
+                continue;
+            }
+            cache.empty(&mut take);
+            slot.bytes.store(0, Ordering::Relaxed);
+            slot.holds.store(false, Ordering::Relaxed);
+            self.holding.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     fn used(&self) -> &[Slot] {
@@ -158,14 +196,32 @@ impl Front {
             .iter()
             .filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0)
         {
-            let mut cache = lock(slot);
-            for bin in &mut cache.bins {
-                bin.blocks
-                    .drain(..)
-                    .for_each(|(epoch, index)| take(epoch, index));
-            }
-            cache.bytes = 0;
+            let mut cache = slot.cache.lock();
+            cache.empty(&mut take);
             slot.bytes.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Empties every cache but for blocks of `size` bytes into `take`.
+    pub fn flush_others(&self, size: u64, mut take: impl FnMut(Epoch, u32)) {
+        for slot in self
+            .used()
+            .iter()
+            .filter(|slot| slot.bytes.load(Ordering::Relaxed) != 0)
+        {
+            let mut cache = slot.cache.lock();
+            let mut left = 0;
+            for bin in &mut cache.bins {
+                if bin.size == size {
+                    left = size * bin.blocks.len() as u64;
+                } else {
+                    bin.blocks
+                        .drain(..)
+                        .for_each(|(epoch, index)| take(epoch, index));
+                }
+            }
+            cache.bytes = left;
+            slot.bytes.store(left, Ordering::Relaxed);
         }
     }
 
@@ -174,8 +230,19 @@ impl Front {
         let mut sum = Counts::default();
         self.used()
             .iter()
-            .for_each(|slot| sum.add(&lock(slot).counts));
+            .for_each(|slot| sum.add(&slot.cache.lock().counts.read()));
         sum
+    }
+
+    /// The slots' figures live in `place` from now on.
+    pub fn show_on(&self, place: &'static PoolFigures) {
+        for (slot, place) in self.slots.iter().zip(&place.slots) {
+            slot.bytes.show_on(&place.cached, stats::carry);
+            slot.cache
+                .lock()
+                .counts
+                .show_on(&place.counts, Counters::carry);
+        }
     }
 }
 
@@ -184,8 +251,8 @@ impl Mine<'_> {
     #[inline]
     pub fn take(&mut self, size: u64, completed: Epoch) -> Option<u32> {
         let cache = &mut *self.cache;
-        let bin = &mut cache.bins
-            [ways(size).find(|way| cache.bins.get(*way).is_some_and(|bin| bin.size == size))?];
+        let place = cache.bin_of(size)?;
+        let bin = &mut cache.bins[place];
         let &(epoch, index) = bin.blocks.front()?;
         if epoch > completed {
             return None;
@@ -205,12 +272,18 @@ impl Mine<'_> {
     pub fn put(&mut self, size: u64, epoch: Epoch, index: u32, spill: &mut Vec<(Epoch, u32)>) {
         let cache = &mut *self.cache;
         cache.ticks += 1;
-        let place = ways(size).find(|way| cache.bins.get(*way).is_some_and(|bin| bin.size == size));
-        let place = place.unwrap_or_else(|| cache.make_room(size, spill));
+        let place = match cache.bin_of(size) {
+            Some(place) => place,
+            None => cache.make_room(size, spill),
+        };
         let bin = &mut cache.bins[place];
         bin.used_at = cache.ticks;
         bin.blocks.push_back((epoch, index));
         cache.bytes += size;
+        if !self.slot.holds.load(Ordering::Relaxed) {
+            self.slot.holds.store(true, Ordering::Relaxed);
+            self.front.holding.fetch_add(1, Ordering::Relaxed);
+        }
         if cache.bytes > cache.budget {
             cache.spill_some(spill);
         }
@@ -228,27 +301,30 @@ impl Mine<'_> {
         self.cache.budget = bytes;
     }
 
-    /// Whether the cache holds blocks of this size, complete or not.
-    pub fn holds(&self, size: u64) -> bool {
-        ways(size).any(|way| {
-            self.cache
-                .bins
-                .get(way)
-                .is_some_and(|bin| bin.size == size && !bin.blocks.is_empty())
-        })
+    /// Whether no more may wait here.
+    pub fn is_full(&self, size: u64) -> bool {
+        self.cache.bytes + size > self.cache.budget
     }
 
-    /// Notes a free of `size` bytes in `epoch`; what was freed in it here.
+    /// The epoch of the oldest block of this size, and how many there are.
+    pub fn oldest(&self, size: u64) -> Option<(Epoch, usize)> {
+        let bin = &self.cache.bins[self.cache.bin_of(size)?];
+        Some((bin.blocks.front()?.0, bin.blocks.len()))
+    }
+
+    /// Notes a free of `size` bytes in `epoch`. Returns the number of frees in
+    /// it here, and once there are `quantum` bytes, how many they are.
     #[inline]
-    pub fn freed(&mut self, epoch: Epoch, size: u64) -> (u64, u32) {
+    pub fn freed(&mut self, epoch: Epoch, size: u64, quantum: u64) -> (u32, u64) {
         let (last, bytes, frees) = self.cache.unfenced;
-        let sum = if last == epoch {
-            (epoch, bytes + size, frees + 1)
+        let (bytes, frees) = if last == epoch {
+            (bytes + size, frees + 1)
         } else {
-            (epoch, size, 1)
+            (size, 1)
         };
-        self.cache.unfenced = sum;
-        (sum.1, sum.2)
+        let told = if bytes >= quantum { bytes } else { 0 };
+        self.cache.unfenced = (epoch, bytes - told, frees);
+        (frees, told)
     }
 
     /// An identity that no other allocation of the pool gets.
@@ -260,6 +336,25 @@ impl Mine<'_> {
 }
 
 impl Cache {
+    /// The bin of this size.
+    #[inline]
+    fn bin_of(&self, size: u64) -> Option<usize> {
+        let first = first_way(size);
+        if self.bins.get(first)?.size == size {
+            return Some(first);
+        }
+        ways(size).skip(1).find(|way| self.bins[*way].size == size)
+    }
+
+    fn empty(&mut self, take: &mut impl FnMut(Epoch, u32)) {
+        for bin in &mut self.bins {
+            bin.blocks
+                .drain(..)
+                .for_each(|(epoch, index)| take(epoch, index));
+        }
+        self.bytes = 0;
+    }
+
     /// A bin for `size`: of those that it can be in, the one not used for
     /// longest.
     #[cold]

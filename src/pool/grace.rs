@@ -35,7 +35,8 @@
 //!   has a larger number and covers at least as much.
 
 use super::device::{Device, Passed, Recorded, SLOTS};
-use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering, fence, lock, try_lock};
+use super::sync::{Apart, AtomicBool, AtomicU64, Mutex, Ordering, full_fence, lock, try_lock};
+use crate::config::Control;
 use std::collections::VecDeque;
 
 /// The number of an epoch. Epochs begin at 1; 0 is always complete.
@@ -56,8 +57,8 @@ pub enum Closed {
 /// The grace state of one context. Thread-safe.
 #[derive(Debug)]
 pub struct Grace {
-    epoch: AtomicU64,
-    completed: AtomicU64,
+    epoch: Apart<AtomicU64>,
+    completed: Apart<AtomicU64>,
     lost: AtomicBool,
     /// Fences that were recorded and not yet seen to have passed, oldest
     /// first. Recording, polling and recycling all happen under this lock.
@@ -75,8 +76,8 @@ struct Ring {
 impl Default for Grace {
     fn default() -> Self {
         Self {
-            epoch: AtomicU64::new(1),
-            completed: AtomicU64::new(0),
+            epoch: Apart(AtomicU64::new(1)),
+            completed: Apart(AtomicU64::new(0)),
             lost: AtomicBool::new(false),
             ring: Mutex::new(Ring {
                 pending: VecDeque::with_capacity(SLOTS),
@@ -93,7 +94,7 @@ impl Grace {
     pub fn stamp(&self) -> Epoch {
         // Step 2 of the argument above: the fence, then a load of this call.
         if cfg!(not(loom_without_fences)) {
-            fence(Ordering::SeqCst);
+            full_fence();
         }
         self.epoch.load(Ordering::SeqCst)
     }
@@ -101,7 +102,7 @@ impl Grace {
     /// The last epoch whose blocks may be reissued.
     #[inline]
     pub fn completed(&self) -> Epoch {
-        if cfg!(feature = "unsafe-no-grace") {
+        if Control::Grace.is_off() {
             return Epoch::MAX;
         }
         self.completed.load(Ordering::Acquire)
@@ -116,6 +117,11 @@ impl Grace {
     /// Marks the context as lost; there is no way back.
     pub fn set_lost(&self) {
         self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether no fence was asked for since a free that was stamped `epoch`.
+    pub fn is_open(&self, epoch: Epoch) -> bool {
+        self.epoch.load(Ordering::Relaxed) == epoch
     }
 
     /// Whether a fence is pending (a look without the lock, may be stale).
@@ -155,7 +161,7 @@ impl Grace {
         // Step 3 of the argument above.
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst);
         if cfg!(not(loom_without_fences)) {
-            fence(Ordering::SeqCst);
+            full_fence();
         }
         match device.record(slot) {
             Recorded::Yes => {

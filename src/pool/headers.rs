@@ -4,6 +4,7 @@
 //! Both structures are written under the pool's lock, when blocks are carved
 //! out of a segment and joined again, and read without one. They only grow.
 
+use super::sync::Apart;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -23,6 +24,7 @@ pub mod owner {
 
 /// The shared part of a block.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub struct Header {
     /// First byte.
     pub address: AtomicU64,
@@ -126,7 +128,7 @@ const SIZES: usize = 17;
 pub struct Owners {
     tables: [[OnceLock<Box<[AtomicU64]>>; 2]; SIZES],
     /// Generation, size and twin of the table in use.
-    current: AtomicU64,
+    current: Apart<AtomicU64>,
     /// Entries in use, and those with tombstones. Written under the pool's lock.
     live: AtomicUsize,
     used: AtomicUsize,
@@ -136,7 +138,7 @@ impl Default for Owners {
     fn default() -> Self {
         Self {
             tables: [const { [const { OnceLock::new() }; 2] }; SIZES],
-            current: AtomicU64::new(0),
+            current: Apart(AtomicU64::new(0)),
             live: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
         }

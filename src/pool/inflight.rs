@@ -5,26 +5,20 @@
 //! Too small a limit starves the GPU whenever the CPU is late for a moment. So
 //! `auto` begins small and grows where that is seen: an allocation had to wait,
 //! and later a fence finds that the GPU has nothing left to do.
-//!
-//! Fences are kept apart: each is a little work in every stream of the context.
-//! On an H200 a fence every 30 µs took a tenth of the throughput of eight
-//! streams that were busy with 50 µs kernels.
 
+use super::sync::Apart;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// The limit in force, and what decides about fences. Thread-safe.
 #[derive(Debug)]
 pub struct Inflight {
-    limit: AtomicU64,
+    limit: Apart<AtomicU64>,
     /// Up to where the limit grows by itself whatever is live, and at most.
     grows_to: Option<(u64, u64)>,
     /// An allocation had to wait since the GPU was last seen without work.
     throttled: AtomicBool,
-    /// Bytes of large blocks freed since the last fence.
+    /// Bytes freed since the last fence, as far as the slots have told.
     unfenced: AtomicU64,
-    /// Nanoseconds of the device's clock at the last fence.
-    fenced_at: AtomicU64,
 }
 
 /// Fences share the limit by this number: what passes first comes back while
@@ -32,10 +26,9 @@ pub struct Inflight {
 const FENCES: u64 = 4;
 /// A fence is due after this many frees, however small.
 const FREES: u32 = 256;
-/// Least time from one fence to the next that a free finds due.
-const SPACING: Duration = Duration::from_micros(100);
-/// Frees of at least this many bytes are counted for all threads together.
-pub const COUNTED_TOGETHER: u64 = 256 << 10;
+/// A slot tells what was freed in steps of this part of a fence's share: a
+/// counter that each free of each thread changes would cost more than the free.
+const STEPS: u64 = 16;
 
 impl Inflight {
     /// A limit of `bytes` for good.
@@ -44,11 +37,11 @@ impl Inflight {
         Self::new(bytes, None)
     }
 
-    /// The limit that adapts, on a device of `total` bytes: from 192 MiB to twice
+    /// The limit that adapts, on a device of `total` bytes: from 256 MiB to twice
     /// what is live, at most 1/128 of the device.
     #[must_use]
     pub fn auto(total: u64) -> Self {
-        const START: u64 = 192 << 20;
+        const START: u64 = 256 << 20;
         let most = (total / 128).max(64 << 20);
         let start = START.min(most);
         Self::new(start, Some((start, most)))
@@ -56,11 +49,10 @@ impl Inflight {
 
     fn new(limit: u64, grows_to: Option<(u64, u64)>) -> Self {
         Self {
-            limit: AtomicU64::new(limit),
+            limit: Apart(AtomicU64::new(limit)),
             grows_to,
             throttled: AtomicBool::new(false),
             unfenced: AtomicU64::new(0),
-            fenced_at: AtomicU64::new(0),
         }
     }
 
@@ -88,38 +80,33 @@ impl Inflight {
         }
     }
 
-    /// Notes a free of a large block; bytes freed since the last fence.
+    /// Bytes freed in an epoch from which on a slot tells.
     #[inline]
-    pub fn freed(&self, bytes: u64) -> u64 {
-        self.unfenced.fetch_add(bytes, Ordering::Relaxed) + bytes
+    pub fn step(&self) -> u64 {
+        self.limit() / (FENCES * STEPS)
     }
 
-    /// Whether a fence is due after so many bytes and frees since the last.
-    /// `waits`: a fence waits for the GPU; then only bytes count, and time does
-    /// not.
+    /// Whether enough was freed for a fence, by frees in the calling slot since
+    /// the last one and the `bytes` that it has to tell. `waits`: a fence waits
+    /// for the GPU; then only bytes count.
     #[inline]
-    pub fn fence_due(
-        &self,
-        bytes: u64,
-        frees: u32,
-        waits: bool,
-        now: impl FnOnce() -> Duration,
-    ) -> bool {
-        let due = bytes >= self.limit() / FENCES || (frees >= FREES && !waits);
-        due && (waits
-            || nanos(now()).saturating_sub(self.fenced_at.load(Ordering::Relaxed))
-                >= nanos(SPACING))
+    pub fn fence_due(&self, bytes: u64, frees: u32, waits: impl FnOnce() -> bool) -> bool {
+        let many = bytes != 0 && {
+            let sum = self.unfenced.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            sum >= self.limit() / FENCES
+        };
+        many || (frees >= FREES && !waits())
+    }
+
+    /// Whether a slot has told of frees since the last fence.
+    pub fn has_unfenced(&self) -> bool {
+        self.unfenced.load(Ordering::Relaxed) != 0
     }
 
     /// A fence was recorded.
-    pub fn fenced(&self, now: Duration) {
+    pub fn fenced(&self) {
         self.unfenced.store(0, Ordering::Relaxed);
-        self.fenced_at.store(nanos(now), Ordering::Relaxed);
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -132,20 +119,20 @@ mod tests {
     fn it_grows_only_where_waiting_left_the_gpu_without_work() {
         let auto = Inflight::auto(141 << 30);
         auto.drained(|| 1 << 40);
-        assert_eq!(auto.limit(), 192 * MIB);
+        assert_eq!(auto.limit(), 256 * MIB);
         auto.throttle();
         auto.drained(|| 0);
-        assert_eq!(auto.limit(), 192 * MIB);
+        assert_eq!(auto.limit(), 256 * MIB);
         auto.throttle();
         auto.drained(|| 1 << 30);
-        assert_eq!(auto.limit(), 288 * MIB);
+        assert_eq!(auto.limit(), 384 * MIB);
         auto.drained(|| 1 << 30);
-        assert_eq!(auto.limit(), 288 * MIB);
+        assert_eq!(auto.limit(), 384 * MIB);
         for _ in 0..20 {
             auto.throttle();
-            auto.drained(|| 200 * MIB);
+            auto.drained(|| 300 * MIB);
         }
-        assert_eq!(auto.limit(), 400 * MIB);
+        assert_eq!(auto.limit(), 600 * MIB);
         for _ in 0..20 {
             auto.throttle();
             auto.drained(|| 1 << 40);
@@ -159,16 +146,15 @@ mod tests {
     }
 
     #[test]
-    fn fences_are_due_by_bytes_or_frees_and_apart() {
+    fn fences_are_due_by_bytes_or_frees() {
         let fixed = Inflight::fixed(64 * MIB);
-        let at = |us| move || Duration::from_micros(us);
-        assert!(!fixed.fence_due(15 * MIB, 255, false, at(1000)));
-        assert!(fixed.fence_due(16 * MIB, 0, false, at(1000)));
-        assert!(fixed.fence_due(0, 256, false, at(1000)));
-        assert!(!fixed.fence_due(0, 256, true, at(1000)));
-        fixed.fenced(Duration::from_micros(1000));
-        assert!(!fixed.fence_due(16 * MIB, 0, false, at(1050)));
-        assert!(fixed.fence_due(16 * MIB, 0, true, at(1050)));
-        assert!(fixed.fence_due(16 * MIB, 0, false, at(1100)));
+        assert!(!fixed.fence_due(0, 255, || false));
+        assert!(fixed.fence_due(0, 256, || false));
+        assert!(!fixed.fence_due(0, 256, || true));
+        // Frees of several slots add up.
+        assert!(!fixed.fence_due(15 * MIB, 0, || false));
+        assert!(fixed.fence_due(MIB, 0, || true));
+        fixed.fenced();
+        assert!(!fixed.fence_due(15 * MIB, 0, || false));
     }
 }

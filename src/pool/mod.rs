@@ -7,17 +7,24 @@
 //! answer is [`Outcome::Native`] and the caller asks the driver itself.
 
 pub mod arena;
+mod budget;
 pub mod device;
 pub mod free_list;
 pub mod front;
 pub mod grace;
 mod growth;
 pub mod headers;
+mod idle;
 pub mod inflight;
+mod own;
+pub mod pace;
 pub mod policy;
+pub mod profile;
 pub mod segment;
 pub mod segment_map;
+mod shown;
 pub mod size_class;
+mod slot_lock;
 pub mod spans;
 pub mod stats;
 pub mod sync;
@@ -25,16 +32,22 @@ mod waiting;
 
 pub use arena::{Arena, BlockInfo, Shared, Which};
 pub use device::Device;
+pub use idle::IdleLog;
 pub use policy::Policy;
 
+use crate::config::{Changeable, Control};
+use budget::Budget;
+use free_list::Fit;
 use front::{CACHED_MAX, Front, Mine};
 use grace::{Closed, Epoch, Grace};
 use headers::{Header, owner};
 use inflight::Inflight;
+use pace::Pace;
 use size_class::Layout;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+use sync::Apart;
 
 /// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,14 +95,19 @@ pub struct Pool {
     front: Front,
     shared: Shared,
     inner: Mutex<Inner>,
+    /// Bytes that wait for grace in the arena, for a look without the lock.
+    arena_waiting: Apart<AtomicU64>,
     grace: Grace,
     /// Held while the driver is asked for a segment, so that threads that
     /// miss together do not each take one.
     growth: Mutex<()>,
-    policy: Policy,
-    inflight: Inflight,
+    policy: Changeable<Policy>,
+    inflight: Changeable<Inflight>,
+    pace: Pace,
+    /// Where others watch its figures, if they do.
+    figures: OnceLock<&'static stats::PoolFigures>,
     /// Counters of what happens beside the caches.
-    counters: stats::Counters,
+    counters: stats::Shown<stats::Counters>,
     /// Nanoseconds that misses have polled since the pool last grew.
     polled_ns: AtomicU64,
     /// `completed` when the caches were last emptied for a wait.
@@ -98,6 +116,40 @@ pub struct Pool {
     stalled_at: AtomicU64,
     /// The same for the shorter waits before growth.
     join_stalled_at: AtomicU64,
+    /// What growing for a better fit may cost.
+    for_order: Budget,
+    /// What avoiding growth may cost.
+    for_growth: Budget,
+    /// Bytes that were taken ahead of need.
+    preallocated: AtomicU64,
+}
+
+/// What the arena holds, locked.
+struct InnerGuard<'a> {
+    pool: &'a Pool,
+    inner: MutexGuard<'a, Inner>,
+}
+
+impl std::ops::Deref for InnerGuard<'_> {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl std::ops::DerefMut for InnerGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.inner
+    }
+}
+
+impl Drop for InnerGuard<'_> {
+    fn drop(&mut self) {
+        let waiting = self.inner.arena.waiting_bytes;
+        if self.pool.arena_waiting.load(Ordering::Relaxed) != waiting {
+            self.pool.arena_waiting.store(waiting, Ordering::Relaxed);
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,17 +164,21 @@ impl Pool {
             front: Front::default(),
             shared: Shared::default(),
             inner: Mutex::default(),
+            arena_waiting: Apart::default(),
             grace: Grace::default(),
             growth: Mutex::new(()),
-            inflight: policy
-                .inflight
-                .map_or_else(|| Inflight::auto(policy.total), Inflight::fixed),
-            policy,
-            counters: stats::Counters::default(),
+            inflight: Changeable::new(shown::inflight_of(&policy)),
+            pace: Pace::default(),
+            policy: Changeable::new(policy),
+            figures: OnceLock::new(),
+            counters: stats::Shown::default(),
             polled_ns: AtomicU64::new(0),
             flushed_at: AtomicU64::new(0),
             stalled_at: AtomicU64::new(u64::MAX),
             join_stalled_at: AtomicU64::new(u64::MAX),
+            for_order: Budget::for_order(),
+            for_growth: Budget::for_growth(),
+            preallocated: AtomicU64::new(0),
         }
     }
 
@@ -133,13 +189,12 @@ impl Pool {
             return Outcome::Native;
         };
         if self.grace.is_lost() {
+            self.show_state();
             return Outcome::Native;
         }
         let hit = self
             .take_cached(&layout, requested)
-            .or_else(|| self.carve(&layout, requested, false))
-            .or_else(|| self.wait_for_grace(device, &layout, requested))
-            .or_else(|| self.join_before_growth(device, &layout, requested));
+            .or_else(|| self.look_further(device, &layout, requested));
         if let Some(block) = hit {
             return Outcome::Block(block);
         }
@@ -148,13 +203,39 @@ impl Pool {
             .or_else(|| self.scrape_together(device, &layout, requested));
         if let Some(block) = grown {
             // Counted as a hit where it was carved.
-            let mut mine = self.front.mine();
-            mine.cache.counts.hits -= 1;
-            mine.cache.counts.misses += 1;
+            let mine = self.front.mine();
+            let counts = &mine.cache.counts;
+            counts.hits.fetch_sub(1, Ordering::Relaxed);
+            stats::add(&counts.misses, 1);
             return Outcome::Block(block);
         }
         stats::bump(&self.counters.bypasses);
         Outcome::Native
+    }
+
+    /// A miss of the cache: what grace completes, and what is free.
+    #[cold]
+    fn look_further<D: Device>(
+        &self,
+        device: &D,
+        layout: &Layout,
+        requested: u64,
+    ) -> Option<BlockInfo> {
+        device.attend(true);
+        let own = self.complete_own(device, layout, requested);
+        if own.is_some() {
+            return own;
+        }
+        if !self.waits_for_own(layout)
+            && let Some(block) = self.carve_well(device, layout, requested)
+        {
+            return Some(block);
+        }
+        if self.rotates_too_fast(layout) {
+            return None;
+        }
+        self.wait_for_grace(device, layout, requested)
+            .or_else(|| self.join_before_growth(device, layout, requested))
     }
 
     /// The way of nearly every request: a block of this very size that a
@@ -170,16 +251,20 @@ impl Pool {
         Some(hand_out(&mut mine, header, requested, true))
     }
 
-    /// Whether the calling thread's cache has blocks of this size.
-    fn holds(&self, size: u64) -> bool {
-        size <= CACHED_MAX && self.front.mine().holds(size)
+    /// The epoch of the oldest block of this size in the calling thread's cache,
+    /// and how many there are.
+    fn oldest(&self, size: u64) -> Option<(Epoch, usize)> {
+        if size > CACHED_MAX {
+            return None;
+        }
+        self.front.mine().oldest(size)
     }
 
-    /// A block carved out of the arena; `short` as in [`free_list::FreeList::best`].
-    fn carve(&self, layout: &Layout, requested: u64, short: bool) -> Option<BlockInfo> {
-        let mut inner = lock(&self.inner);
+    /// A block carved out of the arena; `fit` as in [`free_list::FreeList::best`].
+    fn carve(&self, layout: &Layout, requested: u64, fit: Fit) -> Option<BlockInfo> {
+        let mut inner = self.inner();
         inner.arena.complete(self.grace.completed());
-        self.carve_locked(&mut inner, layout, requested, short)
+        self.carve_locked(&mut inner, layout, requested, fit)
     }
 
     fn carve_locked(
@@ -187,11 +272,14 @@ impl Pool {
         inner: &mut Inner,
         layout: &Layout,
         requested: u64,
-        short: bool,
+        fit: Fit,
     ) -> Option<BlockInfo> {
-        let (index, used) = inner.arena.take(&self.shared, layout, short)?;
+        let (index, used) = inner.arena.take(&self.shared, layout, fit)?;
         let live = inner.arena.carved.saturating_sub(self.front.bytes());
-        inner.peak_live = inner.peak_live.max(live);
+        if live > inner.peak_live {
+            inner.peak_live = live;
+            inner.arena.show_peak_live(live);
+        }
         let header = self.shared.headers.get(index)?;
         Some(hand_out(&mut self.front.mine(), header, requested, used))
     }
@@ -203,24 +291,28 @@ impl Pool {
             return false;
         };
         let size = header.size.load(Ordering::Relaxed);
-        let mut spill = Vec::new();
         let mut mine = self.front.mine();
-        let to = if size <= CACHED_MAX {
+        let mut to_cache = size <= CACHED_MAX;
+        let to = if to_cache {
             owner::CACHED
         } else {
             owner::ARENA
         };
-        let ways = [(owner::LIVE, to), (owner::LIVE_RETIRED, owner::ARENA)];
-        let Some(&(from, to)) = ways.iter().find(|(from, to)| header.pass(*from, *to)) else {
-            return false;
-        };
+        let mut from = owner::LIVE;
+        if !header.pass(from, to) {
+            to_cache = false;
+            from = owner::LIVE_RETIRED;
+            if !header.pass(from, owner::ARENA) {
+                return false;
+            }
+        }
         if header.address.load(Ordering::Relaxed) != address {
             // Two frees of one address at once, and between them the block
             // was joined and its header used again: that one is not ours.
             header.owner.store(from, Ordering::Release);
             return false;
         }
-        let to_cache = to == owner::CACHED;
+        let mut spill = Vec::new();
         // The stamp is read here, in this call: see `grace`.
         let epoch = self.grace.stamp();
         if to_cache {
@@ -229,26 +321,23 @@ impl Pool {
             }
             mine.put(size, epoch, index, &mut spill);
         }
-        mine.cache.counts.frees += 1;
-        // Large blocks are counted together, as a fence serves all threads;
-        // small ones by slot, as a shared counter would cost more than they do.
-        let (bytes, frees) = mine.freed(epoch, size);
-        let (bytes, frees) = if size >= inflight::COUNTED_TOGETHER {
-            (self.inflight.freed(size), 0)
-        } else {
-            (bytes, frees)
-        };
+        stats::add(&mine.cache.counts.frees, 1);
+        let (frees, bytes) = mine.freed(epoch, size, self.inflight.step());
         drop(mine);
         if !to_cache {
             self.give(index, epoch);
         }
-        self.take_back(spill);
+        if !spill.is_empty() {
+            self.take_back(spill);
+        }
         if self
             .inflight
-            .fence_due(bytes, frees, device.record_waits(), || device.now())
+            .fence_due(bytes, frees, || device.record_waits())
+            && (device.record_waits() || self.pace.claim_fence(device.now(), false))
         {
             self.fence_in_free(device);
             self.release_empty(device, 0, Which::Retired);
+            device.attend(false);
         }
         true
     }
@@ -258,9 +347,14 @@ impl Pool {
     /// takes its turn, as it natively would: allocations cannot wait for it.
     fn fence_in_free<D: Device>(&self, device: &D) {
         self.grace.poll(device);
+        if self.pace.claim_sweep(device.now()) {
+            let mut unused = Vec::new();
+            self.front.sweep(|epoch, index| unused.push((epoch, index)));
+            self.take_back(unused);
+        }
         if !self.grace.has_pending() {
             self.inflight.drained(|| {
-                let carved = lock(&self.inner).arena.carved;
+                let carved = self.inner().arena.carved;
                 carved.saturating_sub(self.front.bytes())
             });
         }
@@ -269,14 +363,25 @@ impl Pool {
         } else {
             self.grace.close(device)
         };
-        if matches!(closed, Closed::Epoch(_)) {
-            self.inflight.fenced(device.now());
+        self.fenced(device, closed);
+    }
+
+    /// After an attempt to record a fence: one that passes at once shows that
+    /// nothing else runs.
+    fn fenced<D: Device>(&self, device: &D, closed: Closed) {
+        if let Closed::Epoch(epoch) = closed {
+            self.inflight.fenced();
+            if !device.record_waits() {
+                self.grace.poll(device);
+                self.pace.fenced(self.grace.completed() >= epoch);
+            }
         }
+        self.show_state();
     }
 
     /// Returns a block, whose header is the arena's, to the arena.
     fn give(&self, index: u32, epoch: Epoch) {
-        lock(&self.inner)
+        self.inner()
             .arena
             .give(&self.shared, index, epoch, self.grace.completed());
     }
@@ -287,7 +392,7 @@ impl Pool {
             return;
         }
         let completed = self.grace.completed();
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner();
         for (epoch, index) in blocks {
             let header = self.shared.headers.get(index);
             if header.is_some_and(|header| header.pass(owner::CACHED, owner::ARENA)) {
@@ -319,15 +424,21 @@ impl Pool {
             return Closed::NotNow;
         }
         let closed = self.grace.close(device);
-        if matches!(closed, Closed::Epoch(_)) {
-            self.inflight.fenced(device.now());
-        }
+        self.fenced(device, closed);
         closed
     }
 
     /// Bytes that wait for grace, or may: a cache does not know.
     fn waiting(&self) -> u64 {
-        lock(&self.inner).arena.waiting_bytes + self.front.bytes()
+        self.arena_waiting.load(Ordering::Relaxed) + self.front.bytes()
+    }
+
+    /// The arena, locked.
+    fn inner(&self) -> InnerGuard<'_> {
+        InnerGuard {
+            pool: self,
+            inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
     /// Whether a live block begins at `address`.
@@ -339,7 +450,7 @@ impl Pool {
 
     /// The live block that contains `address`.
     pub fn containing(&self, address: u64) -> Option<BlockInfo> {
-        lock(&self.inner)
+        self.inner()
             .arena
             .containing(&self.shared, address)
             .map(|header| info(header, true))
@@ -347,7 +458,7 @@ impl Pool {
 
     /// Notes SYNC_MEMOPS for the live block that contains `address`.
     pub fn set_sync_memops(&self, address: u64, on: bool) {
-        if let Some(header) = lock(&self.inner).arena.containing(&self.shared, address) {
+        if let Some(header) = self.inner().arena.containing(&self.shared, address) {
             header.sync_memops.store(u32::from(on), Ordering::Relaxed);
         }
     }
@@ -356,13 +467,13 @@ impl Pool {
     /// blocks, and goes back to the driver when its last block is freed.
     /// Returns the segment's address and size.
     pub fn retire(&self, address: u64) -> Option<(u64, u64)> {
-        let (base, size) = lock(&self.inner).arena.retire(address)?;
+        let (base, size) = self.inner().arena.retire(address)?;
+        if Control::Retire.is_off() {
+            return Some((base, size));
+        }
         // A cached block can become live again, and a live one cached, until
         // every one has been seen live and its free diverted.
-        while lock(&self.inner)
-            .arena
-            .divert_frees(&self.shared, base, size)
-        {
+        while self.inner().arena.divert_frees(&self.shared, base, size) {
             self.flush();
         }
         Some((base, size))
@@ -371,7 +482,7 @@ impl Pool {
     /// Forgets all blocks and segments without touching the device, and
     /// returns the segments that there were.
     pub fn abandon(&self) -> Vec<(u64, u64)> {
-        let segments = lock(&self.inner).arena.drain(&self.shared);
+        let segments = self.inner().arena.drain(&self.shared);
         self.front.flush(|_, _| {});
         segments
     }
@@ -387,51 +498,16 @@ impl Pool {
         self.grace.set_lost();
     }
 
-    /// What the pool holds now.
-    pub fn usage(&self) -> Usage {
-        let inner = lock(&self.inner);
-        let arena = &inner.arena;
-        let cached = self.front.bytes();
-        Usage {
-            live: arena.carved.saturating_sub(cached),
-            waiting: arena.waiting_bytes + cached,
-            reserved: arena.reserved,
-            peak_live: inner.peak_live,
-            peak_reserved: inner.peak_reserved,
-            unowned: arena.unowned,
-            largest_free: arena.largest_free(),
-            carved_blocks: arena.carved_blocks() as u64,
-            segments: arena.segment_count() as u64,
-        }
-    }
-
     /// Bytes of segments without a live block: what the program may count as
     /// free. Moves with the program's own calls only.
     pub fn unowned(&self) -> u64 {
         self.flush();
-        lock(&self.inner).arena.unowned
+        self.inner().arena.unowned
     }
 
     /// Checks the structure; an error says what is wrong. For tests.
     pub fn validate(&self) -> Result<(), String> {
-        lock(&self.inner).arena.validate(&self.shared)
-    }
-
-    /// Counts since the pool was made.
-    pub fn counts(&self) -> stats::Counts {
-        let mut counts = self.counters.read();
-        counts.add(&self.front.counts());
-        counts
-    }
-
-    /// Most that may wait for grace now, in bytes.
-    pub fn inflight_limit(&self) -> u64 {
-        self.inflight.limit()
-    }
-
-    /// The limits in force.
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+        self.inner().arena.validate(&self.shared)
     }
 }
 
@@ -449,8 +525,8 @@ fn info(header: &Header, used: bool) -> BlockInfo {
 /// The block becomes the program's.
 #[inline]
 fn hand_out(mine: &mut Mine<'_>, header: &Header, requested: u64, used: bool) -> BlockInfo {
-    mine.cache.counts.hits += 1;
-    mine.cache.counts.reissues += u64::from(used);
+    stats::add(&mine.cache.counts.hits, 1);
+    stats::add(&mine.cache.counts.reissues, u64::from(used));
     header.requested.store(requested, Ordering::Relaxed);
     header.id.store(mine.next_id(), Ordering::Relaxed);
     header.sync_memops.store(0, Ordering::Relaxed);

@@ -57,6 +57,8 @@ pub struct Segment {
     pub waiting: u32,
     /// The block at `base`.
     pub first: u32,
+    /// How often a block was carved out while no other was.
+    pub uses: u32,
 }
 
 /// A vector whose places are used again.
@@ -93,6 +95,11 @@ impl<T> Slab<T> {
             self.vacant.push(index);
         }
         item
+    }
+
+    /// Number of items.
+    pub fn count(&self) -> usize {
+        self.items.len() - self.vacant.len()
     }
 
     /// The items with their indices.

@@ -11,6 +11,8 @@ pub const GRANULE: u64 = 512;
 pub const PAGE: u64 = 2 << 20;
 /// The largest request that is small: larger ones are page-aligned.
 pub const SMALL_MAX: u64 = 1 << 20;
+/// The largest request that is of medium size.
+pub const MEDIUM_MAX: u64 = 4 << 20;
 /// From here on a request has a segment of its own that is never split: an
 /// IPC handle's offset field has 32 bits, so that nothing inside a larger
 /// segment could be exported.
@@ -24,8 +26,9 @@ pub const REQUEST_MAX: u64 = 1 << 44;
 pub enum Kind {
     /// Requests up to 1 MiB.
     Small,
-    /// Requests above 1 MiB; the gaps that page alignment leaves serve small
-    /// requests too.
+    /// Requests above 1 MiB, up to 4 MiB.
+    Medium,
+    /// Requests above 4 MiB.
     Large,
     /// One request, of 4 GiB or more, or any of 2 MiB or more where they are isolated.
     Dedicated,
@@ -61,7 +64,11 @@ pub fn layout(bytes: u64, isolate: bool) -> Option<Layout> {
         Layout {
             size,
             align: PAGE,
-            kind: Kind::Large,
+            kind: if bytes <= MEDIUM_MAX {
+                Kind::Medium
+            } else {
+                Kind::Large
+            },
         }
     } else {
         Layout {
@@ -83,15 +90,20 @@ mod tests {
             assert_eq!((l.align, l.kind), (GRANULE, Kind::Small));
             assert!(l.size >= bytes && l.size < bytes + GRANULE);
         }
-        for bytes in [SMALL_MAX + 1, 3 << 20, DEDICATED_MIN - 1] {
+        for (bytes, kind) in [
+            (SMALL_MAX + 1, Kind::Medium),
+            (MEDIUM_MAX, Kind::Medium),
+            (MEDIUM_MAX + 1, Kind::Large),
+            (DEDICATED_MIN - 1, Kind::Large),
+        ] {
             let l = layout(bytes, false).unwrap();
-            assert_eq!((l.align, l.kind), (PAGE, Kind::Large));
+            assert_eq!((l.align, l.kind), (PAGE, kind));
             assert!(l.size >= bytes && l.size < bytes + GRANULE);
         }
         let l = layout(DEDICATED_MIN, false).unwrap();
         assert_eq!((l.kind, l.size), (Kind::Dedicated, DEDICATED_MIN));
         assert_eq!(layout(PAGE, true).unwrap().kind, Kind::Dedicated);
-        assert_eq!(layout(PAGE - 1, true).unwrap().kind, Kind::Large);
+        assert_eq!(layout(PAGE - 1, true).unwrap().kind, Kind::Medium);
     }
 
     #[test]

@@ -5,9 +5,10 @@
 //! [`Policy::wait`]: super::Policy::wait
 
 use super::device::Device;
+use super::free_list::Fit;
 use super::grace::Closed;
 use super::size_class::Layout;
-use super::{BlockInfo, Pool, lock, policy, stats};
+use super::{BlockInfo, Pool, policy, stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -22,19 +23,27 @@ impl Pool {
     ) -> Option<BlockInfo> {
         let start = device.now();
         let polled = Duration::from_nanos(self.polled_ns.load(Ordering::Relaxed));
-        let patience = policy::PATIENCE.saturating_sub(polled);
+        let patience = if self.waits_for_own(layout) {
+            Duration::ZERO
+        } else {
+            policy::PATIENCE.saturating_sub(polled)
+        };
         let mut seen = self.grace.completed();
         let mut long = false;
         let mut found = None;
         let mut refused = 0;
         for round in 0.. {
-            if !self.grace.has_pending() {
-                if device.record_waits() || self.waiting() == 0 {
-                    break;
-                }
-                refused += u32::from(self.fence(device) == Closed::NotNow);
+            let now = device.now();
+            let pending = self.grace.has_pending();
+            if !pending && (device.record_waits() || self.waiting() == 0) {
+                break;
             }
-            self.grace.poll(device);
+            if self.needs_fence(device, layout, pending) && self.pace.claim_fence(now, !pending) {
+                refused += u32::from(self.fence(device) == Closed::NotNow && !pending);
+            }
+            if self.pace.claim_poll(now) {
+                self.grace.poll(device);
+            }
             let completed = self.grace.completed();
             let moved = completed != seen;
             if moved {
@@ -42,9 +51,9 @@ impl Pool {
                 found = self.take_cached(layout, requested);
                 // A thread that has blocks of this size waits for its own:
                 // first come, first served would let some streams run dry.
-                if found.is_none() && !self.holds(layout.size) {
+                if found.is_none() && self.oldest(layout.size).is_none() {
                     self.flush_since(completed);
-                    found = self.carve(layout, requested, false);
+                    found = self.carve(layout, requested, Fit::Any);
                 }
             }
             if found.is_some() || self.grace.is_lost() {
@@ -54,7 +63,8 @@ impl Pool {
             // What waits is looked at where it can have changed, not in every
             // round: others need the lock to go on.
             if elapsed >= patience && (moved || !long) {
-                let may_wait = self.waiting() >= self.inflight.limit()
+                let may_wait = (self.waiting() >= self.inflight.limit()
+                    || self.waits_for_own(layout))
                     && (self.grace.has_pending() || refused < policy::REFUSALS)
                     && self.stalled_at.load(Ordering::Relaxed) != completed;
                 if !may_wait {
@@ -85,6 +95,17 @@ impl Pool {
         found
     }
 
+    /// Whether a waiting thread shall have a fence recorded: there is none, or
+    /// none over what it waits for. A free of its own that found no fence due is
+    /// not followed by another while it waits.
+    fn needs_fence<D: Device>(&self, device: &D, layout: &Layout, pending: bool) -> bool {
+        let not_covered = || {
+            self.oldest(layout.size)
+                .is_none_or(|(epoch, _)| self.grace.is_open(epoch))
+        };
+        !pending || (!device.record_waits() && self.inflight.has_unfenced() && not_covered())
+    }
+
     /// Waits for the grace of everything freed so far, at most `limit`, and
     /// joins what it completes. Returns whether that was reached.
     pub fn complete_earlier<D: Device>(&self, device: &D, limit: Duration) -> bool {
@@ -104,7 +125,7 @@ impl Pool {
         for round in 0.. {
             let completed = self.grace.completed();
             {
-                let mut inner = lock(&self.inner);
+                let mut inner = self.inner();
                 inner.arena.complete(completed);
                 if completed >= stamp || inner.arena.waiting_bytes == 0 {
                     return true;
@@ -147,19 +168,24 @@ impl Pool {
         requested: u64,
     ) -> Option<BlockInfo> {
         let (unused, reserved) = {
-            let inner = lock(&self.inner);
+            let inner = self.inner();
             let unused = inner.arena.reserved - inner.arena.carved + self.front.bytes();
             (unused, inner.arena.reserved)
         };
-        let worth = layout.size >= policy::JOINED_MIN
+        if unused < layout.size || self.waiting() == 0 {
+            return None;
+        }
+        let start = device.now();
+        let large = layout.size >= policy::JOINED_MIN
             && unused >= 2 * layout.size
-            && reserved >= self.policy.total / policy::JOINS_FROM
-            && self.waiting() != 0;
-        if !worth {
+            && reserved >= self.policy.total / policy::JOINS_FROM;
+        // A GPU that works would run dry.
+        if !(large || self.pace.is_idle() && self.may_avoid_growth(start)) {
             return None;
         }
         let limit = policy::GROWTH_WAIT.min(self.policy.wait);
         self.complete_within(device, limit, &self.join_stalled_at);
-        self.carve(layout, requested, false)
+        self.for_growth.spend(start, device.now());
+        self.carve(layout, requested, Fit::Any)
     }
 }

@@ -21,7 +21,8 @@ pub struct State {
     submitted: u64,
     /// Fence slots: number of the last work covered.
     slots: [Option<u64>; SLOTS],
-    now: Duration,
+    /// The clock.
+    pub now: Duration,
     /// Work that a pause completes.
     pub per_pause: u64,
     /// Records are refused, as while a capture is open.
