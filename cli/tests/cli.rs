@@ -47,14 +47,8 @@ fn harmless_library() -> String {
 fn version_and_help() {
     let version = text(&good(gpupool(&["--version"])).stdout);
     assert_eq!(version, format!("gpupool {}\n", env!("CARGO_PKG_VERSION")));
-    for args in [vec!["--help"], vec!["run", "--help"], vec!["env", "--help"]] {
-        assert!(
-            text(&good(gpupool(&args)).stdout).contains("Examples:"),
-            "{args:?}"
-        );
-    }
-    // Only what works is listed.
     let help = text(&good(gpupool(&["--help"])).stdout);
+    assert!(help.contains("Examples:"), "{help}");
     let commands: Vec<_> = help
         .lines()
         .skip_while(|line| *line != "Commands:")
@@ -62,7 +56,57 @@ fn version_and_help() {
         .take_while(|line| !line.is_empty())
         .filter_map(|line| line.split_whitespace().next())
         .collect();
-    assert_eq!(commands, ["run", "env", "help"]);
+    for known in [
+        "run",
+        "check",
+        "observe",
+        "stat",
+        "top",
+        "trim",
+        "set",
+        "env",
+        "completions",
+        "man",
+    ] {
+        assert!(commands.contains(&known), "{known}: {help}");
+    }
+    // Each of them says how it is used, in a page of its own too.
+    for command in commands.iter().filter(|command| **command != "help") {
+        let help = text(&good(gpupool(&[command, "--help"])).stdout);
+        assert!(help.contains("gpupool"), "{command}: {help}");
+        if *command != "detach" {
+            assert!(help.contains("Examples:"), "{command}: {help}");
+        }
+        let page = text(&good(gpupool(&["man", command])).stdout);
+        let title = format!(".TH gpupool-{command} 1");
+        assert!(page.contains(&title), "{command}: {page}");
+    }
+}
+
+#[test]
+fn completions_and_pages_are_of_this_very_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = text(&good(gpupool(&["completions", shell])).stdout);
+        for word in ["observe", "prometheus", "completions"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    let bash = good(gpupool(&["completions", "bash"])).stdout;
+    let mut check = Command::new("bash")
+        .args(["-n", "/dev/stdin"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut check.stdin.take().unwrap(), &bash).unwrap();
+    assert!(check.wait().unwrap().success(), "bash does not parse it");
+    let page = text(&good(gpupool(&["man"])).stdout);
+    assert!(
+        page.contains(".TH gpupool 1") && page.contains("observe"),
+        "{page}"
+    );
+    let absent = gpupool(&["man", "nothing"]).output().unwrap();
+    assert_eq!(absent.status.code(), Some(2));
+    assert!(text(&absent.stderr).contains("completions"));
 }
 
 #[test]
