@@ -10,6 +10,8 @@
 //! logger exists. A value that is not understood never stops the program: the
 //! default stays in force and one warning says so.
 
+mod changeable;
+mod control;
 mod options;
 mod value;
 mod warning;
@@ -18,10 +20,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-pub use options::{OPTIONS, Opt, Since};
+pub use changeable::Changeable;
+pub use control::Control;
+pub use options::{LIVE, OPTIONS, Opt, Since};
 pub use value::{
     AsyncCalls, Backend, Fill, FreePolicy, Inflight, Ipc, Mode, PathTemplate, Size, Stats,
-    is_log_filter,
+    is_log_filter, parse_time,
 };
 pub use warning::{Warning, WarningKind};
 
@@ -55,6 +59,8 @@ pub struct Config {
     /// `GPUPOOL_IDLE_RELEASE`: segments unused for this long go back to the
     /// driver; `None` is off.
     pub idle_release: Option<Duration>,
+    /// `GPUPOOL_HELPER`: a thread that answers requests from outside at once.
+    pub helper: bool,
     /// `GPUPOOL_ASYNC`: who serves stream-ordered calls.
     pub async_calls: AsyncCalls,
     /// `GPUPOOL_HOST`: whether pinned host memory is pooled.
@@ -93,6 +99,7 @@ impl Default for Config {
             wait: Duration::from_millis(100),
             free: FreePolicy::Fenced,
             idle_release: None,
+            helper: false,
             async_calls: AsyncCalls::Tune,
             host: true,
             host_max: None,
@@ -136,6 +143,25 @@ impl Config {
             seen.push(name);
         }
         (config, warnings)
+    }
+
+    /// Changes one option that is among [`LIVE`]; the error says what is
+    /// accepted.
+    pub fn change(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let option = LIVE
+            .contains(&name)
+            .then(|| Opt::find(OsStr::new(name)))
+            .flatten()
+            .ok_or_else(|| {
+                format!(
+                    "{name} cannot change in a running process; what can: {}",
+                    LIVE.join(", ")
+                )
+            })?;
+        if !value.is_empty() && option.set(self, OsStr::new(value)) {
+            return Ok(());
+        }
+        Err(format!("{name} takes {}, not {value:?}", option.accepts))
     }
 
     fn apply(&mut self, name: &OsStr, value: &OsStr) -> Option<Warning> {

@@ -11,11 +11,12 @@
 pub mod callsite;
 
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-use crate::config;
+use crate::config::{self, Changeable};
 
 #[doc(hidden)]
 pub use log as log_crate;
@@ -36,19 +37,32 @@ const LONGEST_LINE: usize = 4096;
 /// opens next gets number 2, and a log line must not land in that file.
 pub fn init(filter: &str) {
     let understood = config::is_log_filter(filter);
-    let logger = Logger::new(
-        if understood { filter } else { FALLBACK },
-        libc::STDERR_FILENO,
-    );
+    let logger = LOGGER.get_or_init(|| {
+        Logger::new(
+            if understood { filter } else { FALLBACK },
+            libc::STDERR_FILENO,
+        )
+    });
     let level = logger.level();
     // The only error is that a logger is set already: then that one stays.
-    if log::set_boxed_logger(Box::new(logger)).is_ok() {
+    if log::set_logger(logger).is_ok() {
         log::set_max_level(level);
         if !understood {
             log::warn!("the log filter {filter:?} is not understood; {FALLBACK:?} is in force");
         }
     }
 }
+
+/// Replaces the filter, which [`config::is_log_filter`] has accepted; before
+/// [`init`] without effect. Any thread may call it.
+pub fn set_filter(filter: &str) {
+    if let Some(logger) = LOGGER.get() {
+        logger.filter.set(parsed(filter));
+        log::set_max_level(logger.level());
+    }
+}
+
+static LOGGER: OnceLock<Logger> = OnceLock::new();
 
 /// Logs a warning unless one with the same key was logged before in this
 /// process: `warn_once!("key", "format {}", args)`. The key is any `&str`.
@@ -102,9 +116,13 @@ fn is_first_in(seen: &[AtomicU64], key: &str) -> bool {
 
 /// `env_logger`'s filter before a file descriptor.
 struct Logger {
-    filter: env_logger::Logger,
+    filter: Changeable<env_logger::Logger>,
     /// `None`: closed when the log started.
     fd: Option<libc::c_int>,
+}
+
+fn parsed(filter: &str) -> env_logger::Logger {
+    env_logger::Builder::new().parse_filters(filter).build()
 }
 
 impl Logger {
@@ -113,7 +131,7 @@ impl Logger {
         // SAFETY: F_GETFD takes no pointer and changes nothing.
         let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } != -1;
         Logger {
-            filter: env_logger::Builder::new().parse_filters(filter).build(),
+            filter: Changeable::new(parsed(filter)),
             fd: open.then_some(fd),
         }
     }

@@ -10,6 +10,8 @@ use std::process::Command;
 
 use gpupool::config::{Config, PREFIX, WarningKind};
 
+use crate::{Failure, failure};
+
 pub const EXAMPLES: &str = "VAR is a name from `gpupool env`, with or without GPUPOOL_.
 
 Examples:
@@ -28,26 +30,20 @@ pub struct Args {
     /// Set an option of the library; may be given several times
     #[arg(long = "set", value_name = "VAR=VALUE")]
     set: Vec<OsString>,
-    /// Print the counters to stderr when the program ends
+    /// Print all counters to stderr when the program ends, not only a summary
     #[arg(long)]
     stats: bool,
+    /// No summary on stderr when the program ends
+    #[arg(long, conflicts_with = "stats")]
+    quiet: bool,
     /// The program and its arguments, after --
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
-/// Why the program was not started, and this command's exit status, as shells
-/// have it: 127 not found, 126 found but not started, 2 wrong use.
-pub struct Failure {
-    pub message: String,
-    pub code: u8,
-}
-
-fn failure(code: u8, message: String) -> Failure {
-    Failure { message, code }
-}
-
-/// Replaces this process with the program; comes back only on failure.
+/// Replaces this process with the program; comes back only on failure, with the
+/// exit status that shells have for it: 127 not found, 126 found but not
+/// started, 2 wrong use.
 pub fn run(args: Args) -> Failure {
     match prepare(args) {
         Ok(mut command) => {
@@ -65,19 +61,28 @@ pub fn run(args: Args) -> Failure {
 }
 
 fn prepare(args: Args) -> Result<Command, Failure> {
-    let Some((program, arguments)) = args.command.split_first() else {
+    let options = options(&args)?;
+    let mut command = command(&args.command)?;
+    if !args.quiet && env::var_os("GPUPOOL_STATS").is_none() {
+        command.env("GPUPOOL_STATS", "summary");
+    }
+    command.envs(options);
+    Ok(command)
+}
+
+/// A program and its arguments, prepared to start with the library.
+pub fn command(words: &[OsString]) -> Result<Command, Failure> {
+    let Some((program, arguments)) = words.split_first() else {
         return Err(failure(
             2,
-            String::from("no program given: gpupool run -- CMD ARGS"),
+            String::from("no program given: write it behind --"),
         ));
     };
-    let options = options(&args)?;
-    let library = library(env::var_os("GPUPOOL_LIB"), env::current_exe().ok())?;
+    let library = library_path()?;
     let preload = preload(&library, env::var_os("LD_PRELOAD"))?;
     let mut command = Command::new(program);
     command
         .args(arguments)
-        .envs(options)
         .env("LD_PRELOAD", preload)
         .env_remove("GPUPOOL_LIB");
     Ok(command)
@@ -90,7 +95,14 @@ fn options(args: &Args) -> Result<Vec<(OsString, OsString)>, Failure> {
     if args.stats {
         options.push((OsString::from("GPUPOOL_STATS"), OsString::from("stderr")));
     }
-    for setting in &args.set {
+    options.extend(settings(&args.set)?);
+    Ok(options)
+}
+
+/// What `--set` asks for, checked, with the full names.
+pub fn settings(set: &[OsString]) -> Result<Vec<(OsString, OsString)>, Failure> {
+    let mut options = Vec::new();
+    for setting in set {
         let (name, value) = split(setting)?;
         let (_, warnings) = Config::parse(std::iter::once((name.clone(), value.clone())));
         for warning in warnings {
@@ -127,6 +139,11 @@ fn split(setting: &OsStr) -> Result<(OsString, OsString), Failure> {
             ),
         )),
     }
+}
+
+/// The library's absolute path: GPUPOOL_LIB, or beside this command.
+pub fn library_path() -> Result<PathBuf, Failure> {
+    library(env::var_os("GPUPOOL_LIB"), env::current_exe().ok())
 }
 
 /// The library's absolute path. `asked` is GPUPOOL_LIB, `command` the path of
@@ -213,6 +230,7 @@ mod tests {
         options(&Args {
             set: settings.iter().map(OsString::from).collect(),
             stats,
+            quiet: false,
             command: vec![OsString::from("true")],
         })
     }

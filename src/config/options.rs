@@ -86,6 +86,17 @@ const fn not_yet(acts_as: &'static str) -> Since {
     Since::NotYet { acts_as }
 }
 
+/// What can change in a running process.
+pub const LIVE: &[&str] = &[
+    "GPUPOOL_MODE",
+    "GPUPOOL_MAX",
+    "GPUPOOL_INFLIGHT",
+    "GPUPOOL_WAIT",
+    "GPUPOOL_FREE",
+    "GPUPOOL_FILL",
+    "GPUPOOL_LOG",
+];
+
 /// Every option, in the order in which `gpupool env` lists them.
 pub static OPTIONS: &[Opt] = &[
     option!("MODE" => mode, default "pool", since V0_1,
@@ -106,9 +117,12 @@ pub static OPTIONS: &[Opt] = &[
     option!("FREE" => free, default "fenced", since V0_1,
         accepts "fenced, ordered or strict",
         "`fenced`: a free returns at once; `ordered`: it returns at once, and all later GPU work of the context waits for all earlier work; `strict`: it returns when all earlier work is done"),
-    option!("IDLE_RELEASE" => idle_release, default "off", since not_yet("off"),
+    option!("IDLE_RELEASE" => idle_release, default "off", since V0_1,
         accepts "off or a time such as 500ms, 30s or 1m, at most 24h",
-        "give back segments unused for this long, when the GPU is idle"),
+        "give back segments unused for this long, when the GPU is idle; starts a thread"),
+    option!("HELPER" => helper, default "off", since V0_1,
+        accepts "on or off",
+        "a thread that answers `gpupool trim` and `set` at once, also while the program makes no call"),
     option!("ASYNC" => async_calls, default "tune", since not_yet("pass"),
         accepts "pass, tune or pool",
         "stream-ordered calls: `pass`: to the driver; `tune`: to the driver, with the default pool's release threshold raised to what GPUPOOL_MAX leaves; `pool`: served by this pool, in stream order"),
@@ -130,15 +144,15 @@ pub static OPTIONS: &[Opt] = &[
     option!("GUARD" => guard, default "off", since V0_1,
         accepts "on or off",
         "find overruns and use after free, for debugging: writes behind a block's end, or to it after its free, are reported on stderr with the places that allocated and freed it; a free then waits for earlier work"),
-    option!("PROFILE" => profile, default "", since not_yet(""),
-        accepts "a file's path, with a / or a . in it",
-        "a file: read at start to reserve what the last run needed, written at exit"),
-    option!("TRACE" => trace, default "", since not_yet(""),
+    option!("PROFILE" => profile, default "", since V0_1,
         accepts "a file's path, with a / or a . in it (%p is the process id)",
-        "a file for every call, for replay and plots"),
+        "a file: read at a device's first use to reserve what the last run needed, written at exit"),
+    option!("TRACE" => trace, default "", since V0_1,
+        accepts "a file's path, with a / or a . in it (%p is the process id)",
+        "a file (`%p` = process id) that takes a record of every allocation and free, for `gpupool replay`"),
     option!("STATS" => stats, default "off", since V0_1,
-        accepts "off, stderr or a file's path, with a / or a . in it (%p is the process id)",
-        "counters at exit: to `stderr`, or to a file (`%p` = process id), as JSON if it ends in .json"),
+        accepts "off, summary, stderr or a file's path, with a / or a . in it (%p is the process id)",
+        "counters at exit: all of them to `stderr`, a `summary` of a line or two there, or to a file (`%p` = process id), as JSON if it ends in .json"),
     option!("LOG" => log, default "warn", since V0_1,
         accepts "off, error, warn, info, debug or trace, or directives such as gpupool::pool=debug with commas between",
         "what is logged to stderr: an env_logger filter"),

@@ -236,8 +236,8 @@ fn features_to_come_warn_unless_the_value_describes_this_release() {
         ("GPUPOOL_ASYNC", "pool", true),
         ("GPUPOOL_HOST", "off", false),
         ("GPUPOOL_HOST", "1", false),
-        ("GPUPOOL_IDLE_RELEASE", "30s", true),
-        ("GPUPOOL_TRACE", "./trace", true),
+        ("GPUPOOL_IDLE_RELEASE", "30s", false),
+        ("GPUPOOL_TRACE", "./trace", false),
         ("GPUPOOL_NVTX", "on", true),
     ] {
         let (_, warnings) = parse(&[(name, value)]);

@@ -171,6 +171,8 @@ pub enum Stats {
     Off,
     /// Text, to stderr.
     Stderr,
+    /// A line or two for people, to stderr.
+    Summary,
     /// To a file: JSON where the name ends in `.json`, else text.
     File(PathTemplate),
 }
@@ -199,6 +201,11 @@ pub fn is_log_filter(filter: &str) -> bool {
     !filter.is_empty()
         && !wanted.contains('/')
         && directives.split(',').map(str::trim).all(is_directive)
+}
+
+/// A time as options take it: `500us`, `100ms`, `30s`, at most 24h, or 0.
+pub fn parse_time(text: &str) -> Option<Duration> {
+    Duration::parse(OsStr::new(text))
 }
 
 /// The value as text without blanks around it; `None` if it is no text.
@@ -404,6 +411,7 @@ impl Value for Stats {
         match text(raw) {
             Some(word) if word.eq_ignore_ascii_case("off") => Some(Stats::Off),
             Some(word) if word.eq_ignore_ascii_case("stderr") => Some(Stats::Stderr),
+            Some(word) if word.eq_ignore_ascii_case("summary") => Some(Stats::Summary),
             _ => PathTemplate::parse(raw).map(Stats::File),
         }
     }
@@ -412,6 +420,7 @@ impl Value for Stats {
         match self {
             Stats::Off => String::from("off"),
             Stats::Stderr => String::from("stderr"),
+            Stats::Summary => String::from("summary"),
             Stats::File(path) => path.show(),
         }
     }

@@ -1,66 +1,31 @@
-//! GPUPOOL_STATS: the counters, at exit. Makes no CUDA call.
+//! GPUPOOL_STATS: the figures, as JSON and as text. Makes no CUDA call.
 
-use super::{FOREIGN_FREES, PASSED_ALLOCS, config, observe};
+use super::snapshot::{ContextSnapshot, Snapshot};
+use super::summary;
 use crate::config::{Mode, Stats};
-use crate::cuda::context;
-use crate::cuda::device::CALLS;
-use crate::cuda::guard::FINDINGS;
-use crate::pool::stats::Counts;
 use serde_json::{Map, Value, json};
 use std::io::Write;
-use std::sync::atomic::Ordering;
 
-/// The counters as one JSON object. Sizes in bytes, times in nanoseconds.
+/// The figures as one JSON object. Sizes in bytes, times in nanoseconds.
 #[must_use]
-pub fn json() -> Value {
-    let seen = observe::seen();
-    let observing = config().mode == Mode::Observe;
-    let mut counts = Counts::default();
-    let (mut live, mut waiting, mut reserved, mut peak_live, mut peak_reserved) = (0, 0, 0, 0, 0);
-    let mut devices = Vec::new();
-    for context in context::ever() {
-        let usage = context.pool.usage();
-        let own = context.pool.counts();
-        counts.add(&own);
-        live += usage.live;
-        waiting += usage.waiting;
-        reserved += usage.reserved;
-        peak_live += usage.peak_live;
-        peak_reserved += usage.peak_reserved;
-        devices.push(json!({
-            "device": context.device,
-            "context": context.id,
-            "status": format!("{:?}", context.status()),
-            "lost": context.pool.is_lost(),
-            "live_bytes": usage.live,
-            "waiting_bytes": usage.waiting,
-            "reserved_bytes": usage.reserved,
-            "peak_live_bytes": usage.peak_live,
-            "peak_reserved_bytes": usage.peak_reserved,
-            "largest_free_bytes": usage.largest_free,
-            "carved_blocks": usage.carved_blocks,
-            "segments": usage.segments,
-            "inflight_limit_bytes": context.pool.inflight_limit(),
-        }));
-    }
-    if observing {
-        (live, reserved, peak_live, peak_reserved) = (seen.live, seen.live, seen.peak, seen.peak);
-    }
-    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let passed = read(&PASSED_ALLOCS);
-    let foreign = read(&FOREIGN_FREES);
+pub fn json(snapshot: &Snapshot) -> Value {
+    let seen = &snapshot.seen;
+    let counts = snapshot.counts();
+    let usage = snapshot.usage();
+    let process = &snapshot.process;
     let mut object = Map::new();
-    object.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+    object.insert("version".into(), snapshot.version.as_str().into());
     object.insert(
         "mode".into(),
-        format!("{:?}", config().mode).to_lowercase().into(),
+        format!("{:?}", snapshot.mode).to_lowercase().into(),
     );
-    object.insert("pid".into(), std::process::id().into());
+    object.insert("pid".into(), snapshot.pid.into());
+    object.insert("age_ns".into(), snapshot.age_ns.into());
     object.insert(
         "calls".into(),
         json!({
-            "alloc": counts.hits + counts.misses + counts.bypasses + passed + seen.allocs,
-            "free": counts.frees + foreign + seen.frees,
+            "alloc": snapshot.alloc_calls(),
+            "free": snapshot.free_calls(),
             "alloc_ns": seen.alloc_ns,
             "free_ns": seen.free_ns,
         }),
@@ -68,32 +33,89 @@ pub fn json() -> Value {
     object.insert(
         "driver".into(),
         json!({
-            "alloc_calls": read(&CALLS.allocs) + counts.bypasses + passed + seen.allocs,
-            "free_calls": read(&CALLS.frees) + foreign + seen.frees,
-            "fence_records": read(&CALLS.fence_records),
-            "fence_queries": read(&CALLS.fence_queries),
+            "alloc_calls": snapshot.driver_allocs(),
+            "free_calls": snapshot.driver_frees(),
+            "fence_records": process.fence_records,
+            "fence_queries": process.fence_queries,
         }),
     );
-    object.insert("guard_findings".into(), read(&FINDINGS).into());
+    object.insert("guard_findings".into(), process.guard_findings.into());
     for (name, value) in counts.fields() {
         object.insert(name.into(), value.into());
     }
     for (name, value) in [
-        ("live_bytes", live),
-        ("waiting_bytes", waiting),
-        ("reserved_bytes", reserved),
-        ("peak_live_bytes", peak_live),
-        ("peak_reserved_bytes", peak_reserved),
+        ("live_bytes", usage.live),
+        ("waiting_bytes", usage.waiting),
+        ("reserved_bytes", usage.reserved),
+        ("peak_live_bytes", usage.peak_live),
+        ("peak_reserved_bytes", usage.peak_reserved),
     ] {
         object.insert(name.into(), value.into());
     }
+    let devices: Vec<Value> = snapshot.contexts.iter().map(device).collect();
     object.insert("devices".into(), devices.into());
+    if snapshot.mode == Mode::Observe {
+        object.insert("observed".into(), observed(snapshot));
+    }
     Value::Object(object)
+}
+
+fn device(context: &ContextSnapshot) -> Value {
+    let usage = &context.usage;
+    json!({
+        "device": context.device,
+        "context": context.id,
+        "status": format!("{:?}", context.status),
+        "lost": context.lost,
+        "total_bytes": context.total,
+        "live_bytes": usage.live,
+        "waiting_bytes": usage.waiting,
+        "reserved_bytes": usage.reserved,
+        "peak_live_bytes": usage.peak_live,
+        "peak_reserved_bytes": usage.peak_reserved,
+        "unowned_bytes": usage.unowned,
+        "largest_free_bytes": usage.largest_free,
+        "carved_blocks": usage.carved_blocks,
+        "segments": usage.segments,
+        "inflight_limit_bytes": context.inflight_limit,
+        "hits": context.counts.hits,
+        "misses": context.counts.misses,
+        "waits": context.counts.waits,
+    })
+}
+
+fn observed(snapshot: &Snapshot) -> Value {
+    let seen = &snapshot.seen;
+    let classes: Vec<Value> = snapshot
+        .classes
+        .iter()
+        .enumerate()
+        .filter(|(_, class)| class.allocs + class.frees > 0)
+        .map(|(power, class)| {
+            json!({
+                // 0: the size of what was freed is not known.
+                "up_to_bytes": if power == 0 { 0 } else { 1_u64 << power },
+                "allocs": class.allocs,
+                "alloc_ns": class.alloc_ns,
+                "alloc_least_ns": class.alloc_least_ns,
+                "frees": class.frees,
+                "free_ns": class.free_ns,
+                "free_least_ns": class.free_least_ns,
+            })
+        })
+        .collect();
+    json!({
+        "failed_allocs": seen.failed,
+        "free_wall_ns": seen.free_wall_ns,
+        "span_ns": seen.span_ns,
+        "threads": seen.threads,
+        "classes": classes,
+    })
 }
 
 /// The same for people: a line a figure.
 #[must_use]
-pub fn text() -> String {
+pub fn text(snapshot: &Snapshot) -> String {
     fn lines(prefix: &str, value: &Value, out: &mut String) {
         match value {
             Value::Object(fields) => {
@@ -116,24 +138,27 @@ pub fn text() -> String {
         }
     }
     let mut out = String::new();
-    lines("", &json(), &mut out);
+    lines("", &json(snapshot), &mut out);
     out
 }
 
 /// Writes them where `stats` says. Failures are logged, never raised.
 pub fn write(stats: &Stats) {
+    let to_stderr = |text: &str| std::io::stderr().write_all(text.as_bytes());
     let result = match stats {
         Stats::Off => Ok(()),
-        Stats::Stderr => std::io::stderr().write_all(text().as_bytes()),
+        Stats::Stderr => to_stderr(&text(&Snapshot::own())),
+        Stats::Summary => summary::text(&Snapshot::own()).map_or(Ok(()), |text| to_stderr(&text)),
         Stats::File(template) => {
             let path = template.expand(std::process::id());
             let as_json = path
                 .extension()
                 .is_some_and(|extension| extension == "json");
+            let snapshot = Snapshot::own();
             let body = if as_json {
-                format!("{:#}\n", json())
+                format!("{:#}\n", json(&snapshot))
             } else {
-                text()
+                text(&snapshot)
             };
             std::fs::write(&path, body)
                 .inspect_err(|_| log::warn!("GPUPOOL_STATS: cannot write {}", path.display()))

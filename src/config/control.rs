@@ -1,0 +1,62 @@
+//! Mechanisms that the negative controls of the safety tests switch off, to
+//! show that the tests notice. Only in builds with the feature
+//! `unsafe-no-grace`, which no release has: elsewhere each of them is always
+//! on, at no cost.
+
+use std::sync::OnceLock;
+
+/// A mechanism that a negative control can do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Waiting for grace. Off in such a build, unless
+    /// `GPUPOOL_TEST_KEEP_GRACE` is set.
+    Grace,
+    /// The gate that keeps fences out of captures: `GPUPOOL_TEST_NO_GATE`.
+    Gate,
+    /// That no context ends while a fence is recorded or asked for:
+    /// `GPUPOOL_TEST_NO_HOLD`.
+    Hold,
+    /// That an exported block's segment takes no new blocks:
+    /// `GPUPOOL_TEST_NO_RETIRE`.
+    Retire,
+    /// The limit of an allocation's wait: `GPUPOOL_TEST_NO_WAIT_LIMIT`.
+    WaitLimit,
+    /// That a forked child sees the library as off: `GPUPOOL_TEST_NO_FORK`.
+    Fork,
+    /// That the library makes no call after `exit`: `GPUPOOL_TEST_NO_EXIT`.
+    Exit,
+}
+
+impl Control {
+    const ALL: [(Self, &'static str); 7] = [
+        (Self::Grace, "GPUPOOL_TEST_KEEP_GRACE"),
+        (Self::Gate, "GPUPOOL_TEST_NO_GATE"),
+        (Self::Hold, "GPUPOOL_TEST_NO_HOLD"),
+        (Self::Retire, "GPUPOOL_TEST_NO_RETIRE"),
+        (Self::WaitLimit, "GPUPOOL_TEST_NO_WAIT_LIMIT"),
+        (Self::Fork, "GPUPOOL_TEST_NO_FORK"),
+        (Self::Exit, "GPUPOOL_TEST_NO_EXIT"),
+    ];
+
+    /// Whether the mechanism is switched off. The environment is read once, by
+    /// the first call.
+    #[inline]
+    #[must_use]
+    pub fn is_off(self) -> bool {
+        cfg!(feature = "unsafe-no-grace") && self.is_switched_off()
+    }
+
+    #[cold]
+    fn is_switched_off(self) -> bool {
+        static OFF: OnceLock<Vec<Control>> = OnceLock::new();
+        let off = OFF.get_or_init(|| {
+            let is_set = |name: &str| std::env::var_os(name).is_some();
+            Self::ALL
+                .into_iter()
+                .filter(|(control, name)| is_set(name) != (*control == Self::Grace))
+                .map(|(control, _)| control)
+                .collect()
+        });
+        off.contains(&self)
+    }
+}
