@@ -4,9 +4,10 @@
 //! an exported function ([`hooks`]); what the library is to this process says
 //! [`process`]; whose context it is, and how the driver is asked for anything,
 //! is [`cuda`]; what memory it gets decides [`pool`], which knows no CUDA and
-//! returns its answer as a value. [`config`] holds the options and [`logging`]
-//! the one way to say something. Each of these may use those before it in
-//! this list: config, logging, pool, cuda, process, hooks.
+//! returns its answer as a value. [`config`] holds the options, [`logging`] is
+//! the one way to say something, and [`trace`] the format of recorded calls.
+//! Each of these may use those before it in this list: config, logging, trace,
+//! pool, cuda, process, hooks.
 //!
 //! Why a block is never reissued too early stands in [`pool::grace`].
 //!
@@ -20,3 +21,4 @@ pub mod cuda;
 pub mod hooks;
 pub mod pool;
 pub mod process;
+pub mod trace;

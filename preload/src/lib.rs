@@ -17,10 +17,15 @@
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 
-use gpupool_core::hooks::{arrival, runtime};
+use gpupool_core::hooks::{arrival, attach, runtime};
 
 /// Runs once, when the dynamic linker has loaded the library, before `main`.
 extern "C" fn on_load() {
+    attach::set_trigger(dlsym as *const () as usize);
+    if attach::is_attached() {
+        // Other code runs already: nothing happens until `gpupool attach` asks for it.
+        return;
+    }
     gpupool_core::process::start();
     arrival::check_at_load();
 }

@@ -16,8 +16,10 @@ use super::abi::{
     STREAM_CAPTURE_UNSUPPORTED, SUCCESS,
 };
 use super::driver::{function, real};
+use crate::config::Control;
+use crate::pool::sync::Apart;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// An open capture. A stream is known by its handle here: it cannot come again
 /// while this stream lives, and the hooks see the stream's end. (The per-thread
@@ -39,7 +41,7 @@ impl Capture {
 
 static GATE: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 /// Length of the vector behind the gate, for a look without the lock.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
+static OPEN: Apart<AtomicUsize> = Apart(AtomicUsize::new(0));
 
 /// Whether any capture is open.
 #[inline]
@@ -58,21 +60,13 @@ pub fn try_no_capture() -> Option<NoCapture> {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return None,
     };
-    (gate.is_empty() || gate_is_off()).then(|| NoCapture(gate))
-}
-
-/// Whether the gate lets fences into captures: the negative control of the
-/// capture tests, only in builds that no release is.
-fn gate_is_off() -> bool {
-    static OFF: OnceLock<bool> = OnceLock::new();
-    cfg!(feature = "unsafe-no-grace")
-        && *OFF.get_or_init(|| std::env::var_os("GPUPOOL_TEST_NO_GATE").is_some())
+    (gate.is_empty() || Control::Gate.is_off()).then(|| NoCapture(gate))
 }
 
 /// Like [`try_no_capture`], but waits for other threads at the gate.
 pub fn no_capture() -> Option<NoCapture> {
     let gate = lock();
-    (gate.is_empty() || gate_is_off()).then(|| NoCapture(gate))
+    (gate.is_empty() || Control::Gate.is_off()).then(|| NoCapture(gate))
 }
 
 fn lock() -> MutexGuard<'static, Vec<Capture>> {
@@ -150,6 +144,13 @@ pub fn context_gone(handle: CUcontext) {
         gate.retain(|capture| capture.context != handle);
         OPEN.store(gate.len(), Ordering::Release);
     }
+}
+
+/// Forgets all captures: their ends may not have been seen.
+pub fn forget_all() {
+    let mut gate = lock();
+    gate.clear();
+    OPEN.store(0, Ordering::Release);
 }
 
 /// Whether an allocation or a free in this thread is natively an error because

@@ -5,15 +5,16 @@
 //! handle is forgotten when the hooks see the context end.
 
 use super::abi::{CONTEXT_IS_DESTROYED, CUcontext, CUdevice, INVALID_CONTEXT, SUCCESS};
+use super::above::{self, ABOVE};
 use super::capture;
 use super::driver::real;
 use super::entered::{Ending, Entered};
 use super::fence::Fences;
 use super::guard::Guard;
 use super::identity::{id_of, primary_of};
-use crate::config::{Config, Inflight, Ipc};
+use crate::pool::Pool;
 use crate::pool::segment_map::SegmentMap;
-use crate::pool::{Policy, Pool};
+use crate::pool::sync::Apart;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -67,9 +68,7 @@ static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
     green: Vec::new(),
 });
 /// Grows whenever what is known about a handle may have changed.
-static GENERATION: AtomicU64 = AtomicU64::new(1);
-static CONFIG: OnceLock<&'static Config> = OnceLock::new();
-
+static GENERATION: Apart<AtomicU64> = Apart(AtomicU64::new(1));
 struct Registry {
     /// Contexts that have not ended.
     contexts: Vec<&'static Context>,
@@ -77,11 +76,6 @@ struct Registry {
     ended: Vec<&'static Context>,
     /// Handles made from green contexts, and their device.
     green: Vec<(CUcontext, CUdevice)>,
-}
-
-/// Sets the options that new pools get. Once, before any other call here.
-pub fn configure(config: &'static Config) {
-    let _ = CONFIG.set(config);
 }
 
 fn read() -> RwLockReadGuard<'static, Registry> {
@@ -103,6 +97,11 @@ impl Context {
             0 => Status::Serving,
             _ => Status::Aside,
         }
+    }
+
+    /// Whether it is its device's primary context.
+    pub fn is_primary(&self) -> bool {
+        self.primary
     }
 
     /// Whether its pool may serve a request now.
@@ -141,8 +140,9 @@ impl Context {
         {
             return;
         }
-        let Some(config) = CONFIG.get() else { return };
-        let wanted = config.prealloc.of(self.total);
+        let Some(above) = ABOVE.get() else { return };
+        (above.first_use)(self);
+        let wanted = (above.config)().prealloc.of(self.total);
         if wanted > 0 {
             let taken = self.pool.preallocate(&self, wanted);
             if taken < wanted {
@@ -168,15 +168,15 @@ pub fn current() -> Option<&'static Context> {
     if unsafe { real::cuCtxGetCurrent(&raw mut handle) } != SUCCESS || handle == 0 {
         return None;
     }
-    let id = id_of(handle).unwrap_or(0);
+    // After a kernel fault the driver answers nothing but errors, and nothing
+    // can be learnt about a context: the calls are its own.
+    let id = id_of(handle).ok()?;
     let generation = GENERATION.load(Ordering::Acquire);
     let last = LAST.with(Cell::get);
     if (last.0, last.1, last.2) == (generation, handle, id) {
         return last.3;
     }
-    if id != 0 {
-        forget_if_replaced(handle, id);
-    }
+    forget_if_replaced(handle, id);
     let found = find(handle).or_else(|| discover(handle, false));
     // The generation from before the look-up: a change meanwhile shows next time.
     LAST.with(|cell| cell.set((generation, handle, id, found)));
@@ -273,21 +273,13 @@ fn register(
     primary: bool,
     status: Status,
 ) -> Option<&'static Context> {
-    let config = CONFIG.get()?;
+    let above = ABOVE.get()?;
+    let config = (above.config)();
     let mut total = 0usize;
     // SAFETY: `total` is valid for a write.
     unsafe { real::cuDeviceTotalMem_v2(&raw mut total, device) };
     let total = total as u64;
-    let policy = Policy {
-        max: config.max.of(total),
-        inflight: match &config.inflight {
-            Inflight::Auto => None,
-            Inflight::Limit(size) => Some(size.of(total)),
-        },
-        total,
-        wait: config.wait,
-        isolate: config.ipc == Ipc::Isolate,
-    };
+    let policy = above::policy(config, total);
     let id = id_of(handle).ok()?;
     let mut result = None;
     changed(|registry| {
@@ -314,6 +306,7 @@ fn register(
             closing: AtomicU32::new(0),
             preallocated: AtomicBool::new(false),
         }));
+        (above.registered)(context);
         registry.contexts.push(context);
         result = Some(context);
     });
@@ -457,6 +450,9 @@ pub fn closing<R>(
                 .retain(|known| !std::ptr::eq(*known, context));
             registry.ended.push(context);
         });
+        if let Some(above) = ABOVE.get() {
+            (above.ended)(context);
+        }
     }
     drop(ending);
     context.closing.fetch_sub(1, Ordering::AcqRel);

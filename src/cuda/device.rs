@@ -7,6 +7,7 @@ use super::driver::real;
 use super::entered::Entered;
 use crate::pool::device::{Device, Passed, Recorded, Refusal};
 use crate::pool::size_class::PAGE;
+use crate::pool::stats::Shown;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,23 +15,23 @@ use std::time::{Duration, Instant};
 /// Calls that the library itself makes of the driver's allocator, for the
 /// statistics.
 pub static CALLS: Calls = Calls {
-    allocs: AtomicU64::new(0),
-    frees: AtomicU64::new(0),
-    fence_records: AtomicU64::new(0),
-    fence_queries: AtomicU64::new(0),
+    allocs: Shown::new(AtomicU64::new(0)),
+    frees: Shown::new(AtomicU64::new(0)),
+    fence_records: Shown::new(AtomicU64::new(0)),
+    fence_queries: Shown::new(AtomicU64::new(0)),
 };
 
 /// See [`CALLS`].
 #[derive(Debug)]
 pub struct Calls {
     /// Allocations asked of the driver, also those that it refused.
-    pub allocs: AtomicU64,
+    pub allocs: Shown<AtomicU64>,
     /// Frees asked of the driver.
-    pub frees: AtomicU64,
+    pub frees: Shown<AtomicU64>,
     /// Fences recorded.
-    pub fence_records: AtomicU64,
+    pub fence_records: Shown<AtomicU64>,
     /// Fences asked for.
-    pub fence_queries: AtomicU64,
+    pub fence_queries: Shown<AtomicU64>,
 }
 
 /// The share of a device that growth leaves to the driver, which needs memory
@@ -38,6 +39,18 @@ pub struct Calls {
 #[must_use]
 pub fn reserved_share(total: u64) -> u64 {
     (total / 100).max(128 << 20)
+}
+
+impl Context {
+    /// Bytes that the driver has free on the device, and all that there are;
+    /// `None` if it does not say.
+    pub fn driver_memory(&self) -> Option<(u64, u64)> {
+        let _entered = Entered::enter(self.handle)?;
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: both are valid for writes, and the context is current.
+        let result = unsafe { real::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        (result == SUCCESS).then_some((free as u64, total as u64))
+    }
 }
 
 impl Device for &'static Context {
@@ -114,20 +127,18 @@ impl Device for &'static Context {
     }
 
     fn headroom(&self) -> u64 {
-        let Some(_entered) = Entered::enter(self.handle) else {
-            return 0;
-        };
-        let (mut free, mut total) = (0usize, 0usize);
-        // SAFETY: both are valid for writes, and the context is current.
-        match unsafe { real::cuMemGetInfo_v2(&raw mut free, &raw mut total) } {
-            SUCCESS => (free as u64).saturating_sub(reserved_share(total as u64)),
-            _ => 0,
-        }
+        self.driver_memory().map_or(0, |(free, total)| {
+            free.saturating_sub(reserved_share(total))
+        })
     }
 
     fn now(&self) -> Duration {
         static START: OnceLock<Instant> = OnceLock::new();
         START.get_or_init(Instant::now).elapsed()
+    }
+
+    fn attend(&self, may_wait: bool) {
+        super::above::attend(may_wait);
     }
 
     fn pause(&self, round: u32) {

@@ -60,7 +60,7 @@ macro_rules! driver_functions {
         ///
         /// # Safety
         /// As for the driver's function of the same name.
-        #[allow(non_snake_case, clippy::missing_safety_doc)]
+        #[allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
         pub mod real {
             use super::*;
             $(
@@ -99,6 +99,8 @@ driver_functions! {
     cuCtxGetDevice(device: *mut CUdevice);
     cuCtxGetId(context: CUcontext, id: *mut u64);
     cuCtxSynchronize();
+    cuCtxSynchronize_v2(context: CUcontext);
+    cuCtxSetCurrent(context: CUcontext);
     cuCtxRecordEvent(context: CUcontext, event: CUevent);
     cuCtxWaitEvent(context: CUcontext, event: CUevent);
     cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice);
@@ -134,6 +136,19 @@ driver_functions! {
     cuArrayCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuArray3DCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32);
+    cuCtxSetLimit(limit: i32, value: usize);
+    cuModuleLoad(module: *mut *mut c_void, file: *const c_char);
+    cuModuleLoadData(module: *mut *mut c_void, image: *const c_void);
+    cuModuleLoadDataEx(module: *mut *mut c_void, image: *const c_void, count: u32, options: *mut i32, values: *mut *mut c_void);
+    cuModuleLoadFatBinary(module: *mut *mut c_void, image: *const c_void);
+    cuLibraryLoadData(library: *mut *mut c_void, code: *const c_void, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32);
+    cuLibraryLoadFromFile(library: *mut *mut c_void, file: *const c_char, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32);
+    cuGraphInstantiateWithFlags(executable: *mut *mut c_void, graph: *mut c_void, flags: u64);
+    cuGraphInstantiateWithParams(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void);
+    cuGraphInstantiateWithParams_ptsz(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void);
+    cuGraphUpload(executable: *mut c_void, stream: CUstream);
+    cuGraphUpload_ptsz(executable: *mut c_void, stream: CUstream);
+    cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
     cuMemHostRegister_v2(start: *mut c_void, bytes: usize, flags: u32);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
     cuMemsetD8Async(address: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);

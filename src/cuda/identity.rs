@@ -5,7 +5,7 @@ use super::driver::{function, real};
 
 /// The driver's id of the context; where the driver has no ids (before 12.0),
 /// the handle. An error is the driver's, and that of a fault too.
-pub(super) fn id_of(handle: CUcontext) -> Result<u64, CUresult> {
+pub fn id_of(handle: CUcontext) -> Result<u64, CUresult> {
     if !function::cuCtxGetId.is_available() {
         return Ok(handle as u64);
     }

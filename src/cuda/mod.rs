@@ -2,6 +2,7 @@
 //! what the pool needs of them.
 
 pub mod abi;
+pub mod above;
 pub mod capture;
 pub mod context;
 pub mod device;

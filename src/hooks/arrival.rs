@@ -139,6 +139,19 @@ fn claim(at_load: bool) {
 
 /// Opens libcuda and passes it on. False if it is gone again.
 fn arrived(at_load: bool) -> bool {
+    let Some(libcuda) = open() else {
+        return false;
+    };
+    if !at_load && is_initialised(&libcuda) {
+        install::too_late();
+    } else {
+        install::on_libcuda(&libcuda);
+    }
+    true
+}
+
+/// Opens the libcuda that is loaded. Only by the thread that claimed [`STATE`].
+fn open() -> Option<Libcuda> {
     let mut found = false;
     objects::each(|object| {
         found = object.is_library(c"libcuda.so");
@@ -147,7 +160,7 @@ fn arrived(at_load: bool) -> bool {
         !found
     });
     if !found {
-        return false;
+        return None;
     }
     // SAFETY: see above; the path does not change again once libcuda could be opened.
     let path = unsafe { PATH.get() };
@@ -155,16 +168,44 @@ fn arrived(at_load: bool) -> bool {
     // The handle is never closed.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
     if handle.is_null() {
-        return false;
+        return None;
     }
     HANDLE.store(handle, Ordering::Release);
-    let libcuda = Libcuda { handle, path };
-    if !at_load && is_initialised(&libcuda) {
-        install::too_late();
-    } else {
-        install::on_libcuda(&libcuda);
+    Some(Libcuda { handle, path })
+}
+
+/// For an attach: the libcuda that is loaded, which from now on is watched for
+/// no more. `None` if there is none.
+///
+/// # Errors
+/// Another thread is just patching.
+pub fn libcuda() -> Result<Option<Libcuda>, String> {
+    let busy = || "another thread is just patching libcuda: try again".to_owned();
+    match STATE.load(Ordering::Acquire) {
+        DONE => {}
+        WATCHING => {
+            if !has_arrived() {
+                return Ok(None);
+            }
+            STATE
+                .compare_exchange(WATCHING, thread_id(), Ordering::Acquire, Ordering::Acquire)
+                .map_err(|_| busy())?;
+            let opened = open();
+            let next = if opened.is_some() { DONE } else { WATCHING };
+            STATE.store(next, Ordering::Release);
+            return Ok(opened);
+        }
+        _ => return Err(busy()),
     }
-    true
+    let handle = HANDLE.load(Ordering::Acquire);
+    // SAFETY: the path does not change once libcuda was opened.
+    let path = unsafe { PATH.get() };
+    Ok((!handle.is_null()).then_some(Libcuda { handle, path }))
+}
+
+/// Where the address of the real `dlsym` is kept.
+pub(super) fn real_dlsym_slot() -> &'static AtomicUsize {
+    &REAL_DLSYM
 }
 
 /// Whether the driver has been initialised, so that other threads may be inside its functions.

@@ -8,10 +8,19 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use super::{query, serve};
-use crate::cuda::abi::{CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
+use super::{passing, query, serve, traced};
+use crate::cuda::abi::{
+    CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream,
+};
 use crate::cuda::driver::real;
-use std::ffi::c_void;
+use crate::trace::Memory::{Async, Device, Managed};
+use std::arch::naked_asm;
+use std::ffi::{c_char, c_void};
+
+/// The mode of a capture that was begun without naming one: relaxed (an
+/// allocation and a free in the same thread succeeded, on an H200 with driver
+/// 580.159).
+const FIRST_FORM: i32 = CAPTURE_MODE_RELAXED;
 
 /// The handle by which the per-thread forms (`_ptsz`) mean NULL.
 fn per_thread(stream: CUstream) -> CUstream {
@@ -31,17 +40,73 @@ macro_rules! entries {
     };
 }
 
+/// Entries that are told where they were called: the return address becomes one
+/// more argument, in the register named, which the last one receives. The stub
+/// of a patched function jumps, so it is the program's.
+macro_rules! sited_entries {
+    ($($name:ident($($arg:ident: $ty:ty),*), $register:literal => $body:expr;)*) => {
+        $(
+            #[doc = concat!("Replaces `", stringify!($name), "`.")]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() -> CUresult {
+                naked_asm!(
+                    ".cfi_startproc",
+                    "endbr64",
+                    concat!("mov ", $register, ", [rsp]"),
+                    "jmp {target}",
+                    ".cfi_endproc",
+                    target = sym sited::$name,
+                )
+            }
+        )*
+        mod sited {
+            use super::*;
+            $(
+                pub unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
+                    // SAFETY: as in `entries`.
+                    unsafe { $body }
+                }
+            )*
+        }
+    };
+}
+
+sited_entries! {
+    cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize, site: usize), "rdx" =>
+        traced::alloc(Device, (out, bytes), None, site,
+            || serve::alloc(out, bytes, || real::cuMemAlloc_v2(out, bytes)));
+    cuMemAllocPitch_v2(out: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: u32, site: usize), "r9" =>
+        traced::alloc_pitch((out, pitch), height, site,
+            || serve::alloc_pitch(out, pitch, width, height, element));
+    cuMemAllocManaged(out: *mut CUdeviceptr, bytes: usize, flags: u32, site: usize), "rcx" =>
+        traced::alloc(Managed, (out, bytes), None, site,
+            || serve::or_give_back(|| real::cuMemAllocManaged(out, bytes, flags)));
+    cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstream, site: usize), "rcx" =>
+        traced::alloc(Async, (out, bytes), Some(stream), site,
+            || serve::or_give_back(|| real::cuMemAllocAsync(out, bytes, stream)));
+    cuMemAllocAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, stream: CUstream, site: usize), "rcx" =>
+        traced::alloc(Async, (out, bytes), Some(per_thread(stream)), site,
+            || serve::or_give_back(|| real::cuMemAllocAsync_ptsz(out, bytes, stream)));
+    cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool: *mut c_void, stream: CUstream, site: usize), "r8" =>
+        traced::alloc(Async, (out, bytes), Some(stream), site,
+            || serve::or_give_back(|| real::cuMemAllocFromPoolAsync(out, bytes, pool, stream)));
+    cuMemAllocFromPoolAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, pool: *mut c_void, stream: CUstream, site: usize), "r8" =>
+        traced::alloc(Async, (out, bytes), Some(per_thread(stream)), site,
+            || serve::or_give_back(|| real::cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream)));
+
+    cuMemFree_v2(address: CUdeviceptr, site: usize), "rsi" =>
+        traced::free(Device, address, None, site,
+            || serve::free(address, |address| real::cuMemFree_v2(address)));
+    cuMemFreeAsync(address: CUdeviceptr, stream: CUstream, site: usize), "rdx" =>
+        traced::free(Async, address, Some(stream), site,
+            || serve::free_async(address, stream, |address| real::cuMemFreeAsync(address, stream)));
+    cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: CUstream, site: usize), "rdx" =>
+        traced::free(Async, address, Some(per_thread(stream)), site,
+            || serve::free_async(address, per_thread(stream), |address| real::cuMemFreeAsync_ptsz(address, stream)));
+}
+
 entries! {
     cuInit(flags: u32) => serve::init(|| real::cuInit(flags));
-
-    cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) => serve::alloc(out, bytes, || real::cuMemAlloc_v2(out, bytes));
-    cuMemAllocPitch_v2(out: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: u32) =>
-        serve::alloc_pitch(out, pitch, width, height, element);
-    cuMemFree_v2(address: CUdeviceptr) => serve::free(address, |address| real::cuMemFree_v2(address));
-    cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) =>
-        serve::free_async(address, stream, |address| real::cuMemFreeAsync(address, stream));
-    cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: CUstream) =>
-        serve::free_async(address, per_thread(stream), |address| real::cuMemFreeAsync_ptsz(address, stream));
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);
     cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) =>
@@ -56,8 +121,6 @@ entries! {
     cuMemGetHandleForAddressRange(handle: *mut c_void, address: CUdeviceptr, size: usize, kind: i32, flags: u64) =>
         query::range_handle(handle, address, size, kind, flags);
 
-    cuMemAllocManaged(out: *mut CUdeviceptr, bytes: usize, flags: u32) =>
-        serve::or_give_back(|| real::cuMemAllocManaged(out, bytes, flags));
     cuMemCreate(handle: *mut u64, size: usize, properties: *const c_void, flags: u64) =>
         serve::or_give_back(|| real::cuMemCreate(handle, size, properties, flags));
     cuArrayCreate_v2(array: *mut *mut c_void, descriptor: *const c_void) =>
@@ -66,21 +129,42 @@ entries! {
         serve::or_give_back(|| real::cuArray3DCreate_v2(array, descriptor));
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32) =>
         serve::or_give_back(|| real::cuMipmappedArrayCreate(array, descriptor, levels));
-    cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstream) =>
-        serve::or_give_back(|| real::cuMemAllocAsync(out, bytes, stream));
-    cuMemAllocAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, stream: CUstream) =>
-        serve::or_give_back(|| real::cuMemAllocAsync_ptsz(out, bytes, stream));
-    cuMemAllocFromPoolAsync(out: *mut CUdeviceptr, bytes: usize, pool: *mut c_void, stream: CUstream) =>
-        serve::or_give_back(|| real::cuMemAllocFromPoolAsync(out, bytes, pool, stream));
-    cuMemAllocFromPoolAsync_ptsz(out: *mut CUdeviceptr, bytes: usize, pool: *mut c_void, stream: CUstream) =>
-        serve::or_give_back(|| real::cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream));
+
+    cuCtxSetLimit(limit: i32, value: usize) => serve::or_give_back(|| real::cuCtxSetLimit(limit, value));
+    cuModuleLoad(module: *mut *mut c_void, file: *const c_char) =>
+        serve::or_give_back(|| real::cuModuleLoad(module, file));
+    cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) =>
+        serve::or_give_back(|| real::cuModuleLoadData(module, image));
+    cuModuleLoadDataEx(module: *mut *mut c_void, image: *const c_void, count: u32, options: *mut i32, values: *mut *mut c_void) =>
+        serve::or_give_back(|| real::cuModuleLoadDataEx(module, image, count, options, values));
+    cuModuleLoadFatBinary(module: *mut *mut c_void, image: *const c_void) =>
+        serve::or_give_back(|| real::cuModuleLoadFatBinary(module, image));
+    cuLibraryLoadData(library: *mut *mut c_void, code: *const c_void, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32) =>
+        serve::or_give_back(|| real::cuLibraryLoadData(library, code, jit, jit_values, jit_count, options, values, count));
+    cuLibraryLoadFromFile(library: *mut *mut c_void, file: *const c_char, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32) =>
+        serve::or_give_back(|| real::cuLibraryLoadFromFile(library, file, jit, jit_values, jit_count, options, values, count));
+    cuGraphInstantiateWithFlags(executable: *mut *mut c_void, graph: *mut c_void, flags: u64) =>
+        serve::or_give_back(|| real::cuGraphInstantiateWithFlags(executable, graph, flags));
+    cuGraphInstantiateWithParams(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void) =>
+        serve::or_give_back(|| real::cuGraphInstantiateWithParams(executable, graph, params));
+    cuGraphInstantiateWithParams_ptsz(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void) =>
+        serve::or_give_back(|| real::cuGraphInstantiateWithParams_ptsz(executable, graph, params));
+    cuGraphUpload(executable: *mut c_void, stream: CUstream) =>
+        serve::or_give_back(|| real::cuGraphUpload(executable, stream));
+    cuGraphUpload_ptsz(executable: *mut c_void, stream: CUstream) =>
+        serve::or_give_back(|| real::cuGraphUpload_ptsz(executable, stream));
+    cuStreamCreate(stream: *mut CUstream, flags: u32) => serve::or_give_back(|| real::cuStreamCreate(stream, flags));
+    cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) =>
+        serve::or_give_back(|| real::cuStreamCreateWithPriority(stream, flags, priority));
 
     cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) =>
-        serve::context_created(context, || real::cuCtxCreate_v2(context, flags, device));
+        serve::context_created(context, device, || real::cuCtxCreate_v2(context, flags, device));
     cuCtxCreate_v3(context: *mut CUcontext, params: *mut c_void, count: i32, flags: u32, device: CUdevice) =>
-        serve::context_created(context, || real::cuCtxCreate_v3(context, params, count, flags, device));
+        serve::context_created(context, device, || real::cuCtxCreate_v3(context, params, count, flags, device));
     cuCtxCreate_v4(context: *mut CUcontext, params: *mut c_void, flags: u32, device: CUdevice) =>
-        serve::context_created(context, || real::cuCtxCreate_v4(context, params, flags, device));
+        serve::context_created(context, device, || real::cuCtxCreate_v4(context, params, flags, device));
+    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) =>
+        serve::or_give_back_on(|| Some(device), || real::cuDevicePrimaryCtxRetain(context, device));
     cuCtxDestroy(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDestroy(context));
     cuCtxDetach(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDetach(context));
     cuCtxDestroy_v2(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDestroy_v2(context));
@@ -95,12 +179,20 @@ entries! {
     cuDevicePrimaryCtxReset_v2(device: CUdevice) =>
         serve::primary_reset(device, || real::cuDevicePrimaryCtxReset_v2(device));
 
+    cuCtxSynchronize() => passing::synchronized(0, || real::cuCtxSynchronize());
+    cuCtxSynchronize_v2(context: CUcontext) =>
+        passing::synchronized(context, || real::cuCtxSynchronize_v2(context));
+    cuCtxSetCurrent(context: CUcontext) =>
+        passing::context_chosen(context, || real::cuCtxSetCurrent(context));
+    cuCtxPushCurrent_v2(context: CUcontext) =>
+        passing::context_chosen(context, || real::cuCtxPushCurrent_v2(context));
+
     cuStreamDestroy(stream: CUstream) => serve::stream_destroyed(stream, || real::cuStreamDestroy(stream));
     cuStreamDestroy_v2(stream: CUstream) => serve::stream_destroyed(stream, || real::cuStreamDestroy_v2(stream));
     cuStreamBeginCapture(stream: CUstream) =>
-        serve::capture_begun(stream, 0, || real::cuStreamBeginCapture(stream));
+        serve::capture_begun(stream, FIRST_FORM, || real::cuStreamBeginCapture(stream));
     cuStreamBeginCapture_ptsz(stream: CUstream) =>
-        serve::capture_begun(per_thread(stream), 0, || real::cuStreamBeginCapture_ptsz(stream));
+        serve::capture_begun(per_thread(stream), FIRST_FORM, || real::cuStreamBeginCapture_ptsz(stream));
     cuStreamBeginCapture_v2(stream: CUstream, mode: i32) =>
         serve::capture_begun(stream, mode, || real::cuStreamBeginCapture_v2(stream, mode));
     cuStreamBeginCapture_v2_ptsz(stream: CUstream, mode: i32) =>

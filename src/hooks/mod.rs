@@ -3,14 +3,17 @@
 //! memory in `pool`.
 
 pub mod arrival;
+pub mod attach;
 mod entry;
 mod guarded;
 pub mod install;
 pub mod next;
 pub mod objects;
+mod passing;
 pub mod patch;
 mod query;
 pub mod runtime;
 pub mod sanitizer;
 mod serve;
 mod table;
+mod traced;

@@ -5,17 +5,40 @@
 //! begins with the object that holds the return address and with what that object depends on.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use super::arrival::lookup;
 use super::objects;
+use crate::process::{self, State};
 
 /// An answer found once. Never freed: there are as many as there are places in programs that call an
 /// exported function and fall through.
 struct Answer {
     name: *const c_char,
     return_address: usize,
-    function: usize,
+    /// See [`packed`].
+    found: AtomicU64,
+}
+
+/// Bits of an address in user space (x86-64 with four levels of page tables, which is what the kernel
+/// gives to programs that do not ask for more).
+const ADDRESS_BITS: u32 = 47;
+
+/// A function, and the loader's count of objects that it has removed when the function was found:
+/// another object may lie in a removed one's place, with the same return address. In one word, so
+/// that no reader sees one without the other; of the count the lowest bits do.
+fn packed(function: usize, removed: u64) -> u64 {
+    function as u64 | removed << ADDRESS_BITS
+}
+
+/// How many objects the loader has removed so far.
+fn removed() -> u64 {
+    let mut removed = 0;
+    objects::each(|object| {
+        removed = object.ever_removed;
+        false
+    });
+    removed
 }
 
 /// Answers by caller: open addressing, entries are only ever added. A full neighbourhood means that
@@ -50,15 +73,19 @@ const LINK_MAP: c_int = 2;
 /// own object and its dependencies; else the next in the global order; else that of any libcudart in
 /// the process. Never a function of this library. `None` if there is no such function.
 ///
-/// The library that it belongs to is pinned, so the address stays valid. Thread-safe; a repeated
-/// question is answered without a lock. The first may allocate, takes the dynamic linker's lock, and
-/// may change `dlerror`'s pending message to none.
+/// The library that it belongs to is pinned, so the address stays valid. Thread-safe; takes the dynamic
+/// linker's lock for its list. The first question of a caller may allocate, and may change `dlerror`'s
+/// pending message to none.
 pub fn next_symbol(name: &'static CStr, return_address: usize) -> Option<usize> {
-    if let Some(function) = remembered(name, return_address) {
+    // A thread that is not there in a forked child may have held the lock for the list.
+    let now = (process::state() != State::Inert).then(removed);
+    if let Some(function) = remembered(name, return_address, now) {
         return Some(function);
     }
     let function = search(name, return_address)?;
-    remember(name, return_address, function);
+    if let Some(now) = now.filter(|_| function >> ADDRESS_BITS == 0) {
+        remember(name, return_address, packed(function, now));
+    }
     Some(function)
 }
 
@@ -185,38 +212,46 @@ fn slots(name: &CStr, return_address: usize) -> impl Iterator<Item = &'static At
     (start..start + PROBES).map(|index| &ANSWERS[index % SLOTS])
 }
 
-fn remembered(name: &CStr, return_address: usize) -> Option<usize> {
+/// What was found for this caller when `removed` objects had been removed; without a number, whenever
+/// that was.
+fn remembered(name: &CStr, return_address: usize, removed: Option<u64>) -> Option<usize> {
     for slot in slots(name, return_address) {
-        // SAFETY: an entry is complete before it is published, and never changed or freed.
+        // SAFETY: an entry is complete before it is published, and never freed.
         let answer = unsafe { slot.load(Ordering::Acquire).as_ref() }?;
         if answer.return_address == return_address && answer.name == name.as_ptr() {
-            return Some(answer.function);
+            let found = answer.found.load(Ordering::Acquire);
+            let function = found & ((1 << ADDRESS_BITS) - 1);
+            let valid = removed.is_none_or(|now| found == packed(function as usize, now));
+            return valid.then_some(function as usize);
         }
     }
     None
 }
 
-fn remember(name: &'static CStr, return_address: usize, function: usize) {
-    let answer = Box::into_raw(Box::new(Answer {
+fn remember(name: &'static CStr, return_address: usize, found: u64) {
+    let new = Box::into_raw(Box::new(Answer {
         name: name.as_ptr(),
         return_address,
-        function,
+        found: AtomicU64::new(found),
     }));
     for slot in slots(name, return_address) {
-        if slot
-            .compare_exchange(
-                std::ptr::null_mut(),
-                answer,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            )
-            .is_ok()
-        {
+        let Err(there) = slot.compare_exchange(
+            std::ptr::null_mut(),
+            new,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) else {
             return;
+        };
+        // SAFETY: as in `remembered`.
+        let answer = unsafe { &*there };
+        if answer.return_address == return_address && answer.name == name.as_ptr() {
+            answer.found.store(found, Ordering::Release);
+            break;
         }
     }
     // SAFETY: made above and published nowhere.
-    drop(unsafe { Box::from_raw(answer) });
+    drop(unsafe { Box::from_raw(new) });
 }
 
 #[cfg(test)]
@@ -243,19 +278,25 @@ mod tests {
     #[test]
     fn a_name_that_nobody_has() {
         assert_eq!(next_symbol(c"gpupool_no_such_function", 0), None);
-        assert_eq!(remembered(c"gpupool_no_such_function", 0), None);
+        assert_eq!(remembered(c"gpupool_no_such_function", 0, None), None);
     }
 
     #[test]
     fn answers_are_remembered_by_caller_and_name() {
         static ONE: &CStr = c"one";
         static TWO: &CStr = c"two";
-        remember(ONE, 0x1000, 11);
-        remember(TWO, 0x1000, 12);
-        remember(ONE, 0x2000, 13);
-        assert_eq!(remembered(ONE, 0x1000), Some(11));
-        assert_eq!(remembered(TWO, 0x1000), Some(12));
-        assert_eq!(remembered(ONE, 0x2000), Some(13));
-        assert_eq!(remembered(TWO, 0x2000), None);
+        remember(ONE, 0x1000, packed(11, 3));
+        remember(TWO, 0x1000, packed(12, 3));
+        remember(ONE, 0x2000, packed(13, 3));
+        assert_eq!(remembered(ONE, 0x1000, Some(3)), Some(11));
+        assert_eq!(remembered(TWO, 0x1000, Some(3)), Some(12));
+        assert_eq!(remembered(ONE, 0x2000, Some(3)), Some(13));
+        assert_eq!(remembered(TWO, 0x2000, Some(3)), None);
+        // Something was unloaded since: asked anew, in the same place.
+        assert_eq!(remembered(ONE, 0x1000, Some(4)), None);
+        remember(ONE, 0x1000, packed(21, 4));
+        assert_eq!(remembered(ONE, 0x1000, Some(4)), Some(21));
+        assert_eq!(remembered(ONE, 0x1000, Some(3)), None);
+        assert_eq!(remembered(ONE, 0x1000, None), Some(21));
     }
 }

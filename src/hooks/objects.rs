@@ -12,6 +12,8 @@ pub(super) struct Object<'a> {
     pub path: &'a CStr,
     /// How many objects the linker has ever added (`dlpi_adds`).
     pub ever_added: u64,
+    /// How many it has ever removed (`dlpi_subs`).
+    pub ever_removed: u64,
 }
 
 impl Object<'_> {
@@ -54,6 +56,7 @@ unsafe extern "C" fn callback(
                 CStr::from_ptr(info.dlpi_name)
             },
             ever_added: info.dlpi_adds,
+            ever_removed: info.dlpi_subs,
         };
         c_int::from(!visit(object))
     }

@@ -12,7 +12,9 @@
 //!
 //! Installation has two phases. Everything that can fail comes first and changes nothing that the
 //! process can see: decoding, mapping, relocating, asking for page rights. Then the `original`
-//! slots are published, and last the jumps are written.
+//! slots are published, and last the jumps are written. In a process that is attached to, the
+//! first phase runs while its threads do ([`ready`]), and the command writes the jumps while they
+//! are stopped.
 
 mod arena;
 mod maps;
@@ -83,6 +85,106 @@ struct Plan {
     stub: usize,
     trampoline: usize,
     old: [u8; JUMP],
+    displaced: usize,
+}
+
+/// Entries for which everything is ready but the jumps: nothing that the process can see has
+/// changed. Dropping it leaves no trace.
+pub struct Ready {
+    arenas: Vec<Arena>,
+    plans: BTreeMap<usize, Plan>,
+    maps: Vec<Mapping>,
+    /// Optional entries that will be left alone.
+    pub skipped: Vec<Refused>,
+}
+
+/// A jump that is still to be written, over the first bytes of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Jump {
+    /// The function's first byte.
+    pub address: usize,
+    /// How many bytes the displaced instructions take; no thread may be inside them.
+    pub displaced: usize,
+    /// The first bytes as they are.
+    pub old: [u8; JUMP],
+    /// The jump.
+    pub new: [u8; JUMP],
+}
+
+/// Decodes, relocates and prepares all entries, and changes nothing yet.
+///
+/// Other threads may run meanwhile. Not to be called twice at the same time. The functions must stay
+/// mapped for the life of the process (pin their library). Allocates; reads `/proc/self/maps`.
+///
+/// # Errors
+/// Names the required entry that cannot be patched, and why: too short, not decodable, a branch
+/// leads into its first bytes, or nothing mappable near it.
+pub fn ready(entries: &[Entry]) -> Result<Ready, Refused> {
+    let mut ready = Ready {
+        arenas: Vec::new(),
+        plans: BTreeMap::new(),
+        maps: Vec::new(),
+        skipped: Vec::new(),
+    };
+    let Some(first) = entries.first() else {
+        return Ok(ready);
+    };
+    ready.maps = maps::read().map_err(|why| refused(first, why))?;
+    for entry in entries {
+        if ready.plans.contains_key(&entry.address) {
+            continue;
+        }
+        match plan(entry, entries, &ready.maps, &mut ready.arenas) {
+            Ok(plan) => {
+                ready.plans.insert(entry.address, plan);
+            }
+            Err(why) if entry.required => return Err(refused(entry, why)),
+            Err(why) => ready.skipped.push(refused(entry, why)),
+        }
+    }
+    for arena in &ready.arenas {
+        arena
+            .seal()
+            .map_err(|why| refused(first, format!("memory cannot be made executable: {why}")))?;
+    }
+    Ok(ready)
+}
+
+impl Ready {
+    /// Publishes the trampolines and returns the jumps, which somebody else writes while no thread
+    /// is inside the displaced bytes. From here on the prepared memory stays mapped.
+    ///
+    /// `entries` are those that were prepared.
+    pub fn publish(self, entries: &[Entry]) -> Vec<Jump> {
+        self.arenas.into_iter().for_each(Arena::keep);
+        publish(entries, &self.plans);
+        let jump = |plan: &Plan| Jump {
+            address: plan.address,
+            displaced: plan.displaced,
+            old: plan.old,
+            new: jump(plan.address, plan.stub),
+        };
+        self.plans.values().map(jump).collect()
+    }
+}
+
+/// Stores the trampolines' addresses; returns the names of the entries that have one.
+fn publish(entries: &[Entry], plans: &BTreeMap<usize, Plan>) -> Vec<&'static str> {
+    let mut names = Vec::with_capacity(entries.len());
+    for entry in entries {
+        if let Some(plan) = plans.get(&entry.address) {
+            entry.original.store(plan.trampoline, Ordering::Release);
+            names.push(entry.name);
+        }
+    }
+    names
+}
+
+fn refused(entry: &Entry, why: String) -> Refused {
+    Refused {
+        entry: entry.name,
+        why,
+    }
 }
 
 /// Patches all entries, or none if a required one cannot be.
@@ -92,71 +194,26 @@ struct Plan {
 /// Allocates; reads `/proc/self/maps`.
 ///
 /// # Errors
-/// Names the required entry that cannot be patched, and why: too short, not decodable, a branch
-/// leads into its first bytes, nothing mappable near it, or the system refuses to make its pages
-/// writable. The process is then exactly as before.
+/// Names the required entry that cannot be patched, and why: those of [`ready`], or the system
+/// refuses to make its pages writable. The process is then exactly as before.
 pub fn install(entries: &[Entry]) -> Result<Installed, Refused> {
-    let mut skipped = Vec::new();
-    if entries.is_empty() {
-        return Ok(Installed {
-            patched: Vec::new(),
-            skipped,
-            rights_left_open: None,
-            saved: Vec::new(),
-        });
-    }
-    let refused = |entry: &Entry, why: String| Refused {
-        entry: entry.name,
-        why,
-    };
-    let maps = maps::read().map_err(|why| refused(&entries[0], why))?;
-
-    let mut arenas = Vec::new();
-    let mut plans: BTreeMap<usize, Plan> = BTreeMap::new();
-    for entry in entries {
-        if plans.contains_key(&entry.address) {
-            continue;
-        }
-        match plan(entry, entries, &maps, &mut arenas) {
-            Ok(plan) => {
-                plans.insert(entry.address, plan);
-            }
-            Err(why) if entry.required => return Err(refused(entry, why)),
-            Err(why) => skipped.push(refused(entry, why)),
-        }
-    }
-
-    for arena in &arenas {
-        arena.seal().map_err(|why| {
-            refused(
-                &entries[0],
-                format!("memory cannot be made executable: {why}"),
-            )
-        })?;
-    }
+    let Ready {
+        arenas,
+        plans,
+        maps,
+        skipped,
+    } = ready(entries)?;
     let mut opened = Opened::open(&maps, plans.keys().copied()).map_err(|(page, why)| {
         // Name the function, not the page.
         let on_page =
             |entry: &&Entry| entry.address + JUMP > page && plans.contains_key(&entry.address);
-        refused(
-            entries
-                .iter()
-                .filter(on_page)
-                .min_by_key(|entry| entry.address)
-                .unwrap_or(&entries[0]),
-            why,
-        )
+        let on_page = entries.iter().filter(on_page).min_by_key(|e| e.address);
+        refused(on_page.unwrap_or(&entries[0]), why)
     })?;
 
     // Nothing below can fail.
     arenas.into_iter().for_each(Arena::keep);
-    let mut patched = Vec::with_capacity(entries.len());
-    for entry in entries {
-        if let Some(plan) = plans.get(&entry.address) {
-            entry.original.store(plan.trampoline, Ordering::Release);
-            patched.push(entry.name);
-        }
-    }
+    let patched = publish(entries, &plans);
     let mut saved = Vec::with_capacity(plans.len());
     for plan in plans.values() {
         opened.write(plan.address, jump(plan.address, plan.stub));
@@ -228,6 +285,7 @@ fn plan(
         stub,
         trampoline,
         old,
+        displaced: relocated.displaced,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::cuda::context::{self, Context};
 use crate::cuda::driver::{NEVER_VALID, real};
 use crate::cuda::{SEGMENTS, ipc};
 use crate::pool::BlockInfo;
-use crate::process::{self, State, shielded};
+use crate::process::{self, shielded};
 use std::ffi::c_void;
 
 /// Whose address it is.
@@ -31,7 +31,7 @@ fn whose(address: CUdeviceptr) -> Whose {
     let Some(owner) = SEGMENTS.get(address) else {
         return Whose::Foreign;
     };
-    if process::state() != State::Pool {
+    if !process::keeps_books() {
         return Whose::Foreign;
     }
     match shielded(|| owner.pool.containing(address)) {
@@ -61,7 +61,7 @@ fn export(owner: &Context, block: &BlockInfo) -> Option<(u64, u64)> {
 pub unsafe fn memory_info(free: *mut usize, total: *mut usize) -> CUresult {
     // SAFETY: the program's arguments as they came.
     let result = unsafe { real::cuMemGetInfo_v2(free, total) };
-    if result != SUCCESS || free.is_null() || process::state() != State::Pool {
+    if result != SUCCESS || free.is_null() || !process::keeps_books() {
         return result;
     }
     let ours = shielded(|| {

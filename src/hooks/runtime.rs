@@ -4,9 +4,12 @@
 
 use super::next::next_symbol;
 use super::serve::{self, pooled};
+use super::traced;
 use crate::cuda::abi::{CUdevice, Extent, PitchedPtr};
-use crate::cuda::context;
+use crate::cuda::{SEGMENTS, context};
+use crate::process::trace::with_site;
 use crate::process::{self, State, shielded};
+use crate::trace::Memory::Device;
 use dashmap::DashMap;
 use once_cell::sync::Lazy;
 use std::ffi::{CStr, c_void};
@@ -67,12 +70,15 @@ pub unsafe extern "C" fn cuda_malloc(
     bytes: usize,
     return_address: usize,
 ) -> CudaError {
+    let begun = traced::begin();
     if !out.is_null()
         && may_serve(return_address)
         && let Some(address) = shielded(|| pooled(bytes)).flatten()
     {
         // SAFETY: not null, and the program's to be written.
         unsafe { out.write_unaligned(address as *mut c_void) };
+        let block = (address, bytes as u64);
+        traced::allocated(begun, Device, block, None, 0, return_address);
         return 0;
     }
     let Some(address) = real(c"cudaMalloc", return_address) else {
@@ -83,7 +89,7 @@ pub unsafe extern "C" fn cuda_malloc(
     unsafe {
         let call: unsafe extern "C" fn(*mut *mut c_void, usize) -> CudaError =
             std::mem::transmute(address);
-        call(out, bytes)
+        with_site(return_address, || call(out, bytes))
     }
 }
 
@@ -92,7 +98,11 @@ pub unsafe extern "C" fn cuda_malloc(
 /// # Safety
 /// As cudaFree.
 pub unsafe extern "C" fn cuda_free(pointer: *mut c_void, return_address: usize) -> CudaError {
+    let begun = traced::begin();
+    let owner = begun.and_then(|_| SEGMENTS.get(pointer as u64));
     if serve::free_fast(pointer as u64) {
+        let block = (pointer as u64, owner);
+        traced::freed(begun, Device, block, None, 0, return_address);
         return 0;
     }
     let Some(address) = real(c"cudaFree", return_address) else {
@@ -101,7 +111,7 @@ pub unsafe extern "C" fn cuda_free(pointer: *mut c_void, return_address: usize) 
     // SAFETY: as in `cuda_malloc`.
     unsafe {
         let call: unsafe extern "C" fn(*mut c_void) -> CudaError = std::mem::transmute(address);
-        call(pointer)
+        with_site(return_address, || call(pointer))
     }
 }
 
@@ -140,6 +150,7 @@ pub unsafe extern "C" fn cuda_malloc_pitch(
     height: usize,
     return_address: usize,
 ) -> CudaError {
+    let begun = traced::begin();
     let ours = !out.is_null() && !pitch.is_null() && may_serve(return_address);
     if ours && let Some((address, known)) = pooled_pitched((width, height, 1)) {
         // SAFETY: neither is null, and both are the program's to be written.
@@ -147,6 +158,8 @@ pub unsafe extern "C" fn cuda_malloc_pitch(
             out.write_unaligned(address as *mut c_void);
             pitch.write_unaligned(known);
         }
+        let block = (address, (known * height) as u64);
+        traced::allocated(begun, Device, block, None, 0, return_address);
         return 0;
     }
     let Some(address) = real(c"cudaMallocPitch", return_address) else {
@@ -156,7 +169,7 @@ pub unsafe extern "C" fn cuda_malloc_pitch(
     unsafe {
         let call: unsafe extern "C" fn(*mut *mut c_void, *mut usize, usize, usize) -> CudaError =
             std::mem::transmute(address);
-        let result = call(out, pitch, width, height);
+        let result = with_site(return_address, || call(out, pitch, width, height));
         if ours && result == 0 && width > 0 && height > 0 {
             learn((width, height, 1), pitch.read_unaligned());
         }
@@ -179,6 +192,7 @@ pub unsafe extern "C" fn cuda_malloc_3d(
         height,
         depth,
     } = extent;
+    let begun = traced::begin();
     let ours = !out.is_null() && may_serve(return_address);
     if ours && let Some((address, pitch)) = pooled_pitched((width, height, depth)) {
         let block = PitchedPtr {
@@ -189,6 +203,8 @@ pub unsafe extern "C" fn cuda_malloc_3d(
         };
         // SAFETY: not null, and the program's to be written.
         unsafe { out.write_unaligned(block) };
+        let block = (address, (pitch * height * depth) as u64);
+        traced::allocated(begun, Device, block, None, 0, return_address);
         return 0;
     }
     let Some(address) = real(c"cudaMalloc3D", return_address) else {
@@ -198,7 +214,7 @@ pub unsafe extern "C" fn cuda_malloc_3d(
     unsafe {
         let call: unsafe extern "C" fn(*mut PitchedPtr, Extent) -> CudaError =
             std::mem::transmute(address);
-        let result = call(out, extent);
+        let result = with_site(return_address, || call(out, extent));
         if ours && result == 0 && width > 0 && height > 0 && depth > 0 {
             learn((width, height, depth), out.read_unaligned().pitch);
         }

@@ -3,7 +3,7 @@
 //! this process, whose memory or context is it, what does the pool say; and
 //! where the answer is "not ours", the real call, with the program's arguments.
 
-use super::guarded;
+use super::{guarded, passing};
 use crate::config::{Fill, FreePolicy};
 use crate::cuda::abi::{
     CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS,
@@ -12,7 +12,9 @@ use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
 use crate::cuda::{SEGMENTS, capture, fill, guard, identity};
 use crate::pool::{BlockInfo, Outcome};
-use crate::process::{self, FOREIGN_FREES, PASSED_ALLOCS, State, observe, shielded};
+use crate::process::{
+    self, FOREIGN_FREES, PASSED_ALLOCS, State, mailbox, observe, shielded, shortage,
+};
 use dashmap::DashMap;
 use once_cell::sync::Lazy;
 use std::sync::atomic::Ordering;
@@ -24,7 +26,11 @@ pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
     let context = context::current()?;
     // In a thread with a non-relaxed capture of its own a hit would bake a
     // block into the graph that is later reissued; natively it is an error.
-    if bytes == 0 || !context.serves() || capture::own_thread_restricted() {
+    if bytes == 0 || capture::own_thread_restricted() {
+        return None;
+    }
+    if !context.serves() {
+        passing::not_served(context);
         return None;
     }
     context.preallocate_once();
@@ -37,15 +43,13 @@ pub fn pooled(bytes: usize) -> Option<CUdeviceptr> {
     filled(context, block).then_some(block.address)
 }
 
-/// The driver had no memory either: what the pool holds, for whoever asks why.
+/// The driver had no memory either: says why, as far as can be seen.
 #[cold]
 fn tell_out_of_memory(bytes: usize) {
-    if let Some(context) = context::current() {
-        log::info!(
-            "out of memory: {bytes} bytes asked for on device {}; {:?}",
-            context.device,
-            context.pool.usage()
-        );
+    if let Some(context) = context::current()
+        && !capture::own_thread_restricted()
+    {
+        shortage::tell(context, bytes as u64);
     }
 }
 
@@ -68,11 +72,7 @@ pub(super) fn filled(context: &'static Context, block: BlockInfo) -> bool {
 ///
 /// # Safety
 /// `out` is the program's, as cuMemAlloc takes it; `call` is the real one.
-pub unsafe fn alloc(
-    out: *mut CUdeviceptr,
-    bytes: usize,
-    call: impl FnOnce() -> CUresult,
-) -> CUresult {
+pub unsafe fn alloc(out: *mut CUdeviceptr, bytes: usize, call: impl Fn() -> CUresult) -> CUresult {
     match process::state() {
         State::Pool if !out.is_null() => {
             if let Some(address) = shielded(|| pooled(bytes)).flatten() {
@@ -81,6 +81,7 @@ pub unsafe fn alloc(
                 return SUCCESS;
             }
             PASSED_ALLOCS.fetch_add(1, Ordering::Relaxed);
+            shielded(|| mailbox::attend(true));
             let result = call();
             if result == OUT_OF_MEMORY {
                 shielded(|| tell_out_of_memory(bytes));
@@ -89,6 +90,12 @@ pub unsafe fn alloc(
         }
         // SAFETY: as this function's.
         State::Observe => unsafe { observe::alloc(out, bytes as u64, call) },
+        State::Passing if !out.is_null() => {
+            PASSED_ALLOCS.fetch_add(1, Ordering::Relaxed);
+            passing::drain();
+            shielded(|| mailbox::attend(true));
+            or_give_back(call)
+        }
         _ => call(),
     }
 }
@@ -137,7 +144,7 @@ pub unsafe fn alloc_pitch(
         }
     }
     PASSED_ALLOCS.fetch_add(1, Ordering::Relaxed);
-    let result = call();
+    let result = or_give_back(call);
     if let Some(key) = key.filter(|_| result == SUCCESS) {
         // SAFETY: the successful call has just written it.
         let learnt = unsafe { pitch.read_unaligned() };
@@ -159,8 +166,11 @@ pub fn free(address: CUdeviceptr, call: impl FnOnce(CUdeviceptr) -> CUresult) ->
     let Some(owner) = SEGMENTS.get(address) else {
         return match process::state() {
             State::Observe => observe::free(address, || call(address)),
-            State::Pool if address != 0 => {
+            state @ (State::Pool | State::Passing) if address != 0 => {
                 FOREIGN_FREES.fetch_add(1, Ordering::Relaxed);
+                if state == State::Passing {
+                    passing::drain();
+                }
                 call(address)
             }
             _ => call(address),
@@ -181,7 +191,7 @@ pub fn free_fast(address: CUdeviceptr) -> bool {
     };
     match process::state() {
         // A thread without a context gets one from the runtime's own call.
-        State::Pool => {
+        State::Pool | State::Passing => {
             context::any_is_current()
                 && !capture::any_open()
                 && matches!(free_owned(owner, address), Freed::Yes)
@@ -192,7 +202,7 @@ pub fn free_fast(address: CUdeviceptr) -> bool {
 }
 
 fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
-    if process::state() != State::Pool {
+    if !process::keeps_books() {
         return Freed::Yes;
     }
     // After a fault of our own the memory is left to the system.
@@ -222,10 +232,14 @@ fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
 /// GPUPOOL_GUARD it waits for earlier work, at most `limit` if there is one.
 #[inline]
 fn give_back(owner: &'static Context, address: CUdeviceptr, limit: Option<Duration>) -> bool {
-    match &owner.guard {
+    let freed = match &owner.guard {
         None => owner.pool.free(&owner, address),
         Some(guard) => guarded::free(owner, guard, address, limit),
+    };
+    if process::state() == State::Passing {
+        passing::drain();
     }
+    freed
 }
 
 /// cuMemFreeAsync: a pooled block comes back at once, as its grace covers all
@@ -239,7 +253,7 @@ pub fn free_async(
     let Some(owner) = SEGMENTS.get(address) else {
         return call(address);
     };
-    if process::state() != State::Pool {
+    if !process::keeps_books() {
         return SUCCESS;
     }
     if owner.status() == Status::Gone || (owner.pool.is_lost() && owner.answers_errors()) {
@@ -262,21 +276,26 @@ pub fn free_async(
 /// An allocation of another kind: where the device is out of memory, the pool
 /// gives back what is idle, and the call is made once more.
 pub fn or_give_back(call: impl Fn() -> CUresult) -> CUresult {
+    or_give_back_on(|| context::current().map(|context| context.device), call)
+}
+
+/// [`or_give_back`] for a call that names its device, or needs no context.
+pub fn or_give_back_on(
+    device: impl Fn() -> Option<CUdevice>,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
     let result = call();
-    if result != OUT_OF_MEMORY
-        || process::state() != State::Pool
-        || capture::own_thread_restricted()
-    {
+    if result != OUT_OF_MEMORY || !process::keeps_books() || capture::own_thread_restricted() {
         return result;
     }
     let given_back = shielded(|| {
-        let here = context::current().map(|context| context.device);
+        let here = device();
         let same_device =
             |context: &&'static Context| Some(context.device) == here && context.serves();
         context::all()
             .into_iter()
             .filter(same_device)
-            .map(|context| context.pool.trim(&context))
+            .map(|context| context.pool.trim_anyway(&context))
             .sum::<u64>()
     });
     shielded(guard::report_pending);
@@ -302,9 +321,14 @@ pub fn init(call: impl FnOnce() -> CUresult) -> CUresult {
 ///
 /// # Safety
 /// `out` is the program's, and `call` writes a handle to it if it succeeds.
-pub unsafe fn context_created(out: *mut CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    let result = call();
-    if result == SUCCESS && process::state() == State::Pool && !out.is_null() {
+pub unsafe fn context_created(
+    out: *mut CUcontext,
+    device: CUdevice,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    // A context takes some hundred megabytes of its own.
+    let result = or_give_back_on(|| Some(device), call);
+    if result == SUCCESS && process::keeps_books() && !out.is_null() {
         // SAFETY: the successful call has just written it.
         let handle = unsafe { out.read_unaligned() };
         shielded(|| context::created(handle));
@@ -318,7 +342,7 @@ pub unsafe fn context_created(out: *mut CUcontext, call: impl FnOnce() -> CUresu
 /// As [`context_created`].
 pub unsafe fn green_context(out: *mut CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    if result == SUCCESS && process::state() == State::Pool && !out.is_null() {
+    if result == SUCCESS && process::keeps_books() && !out.is_null() {
         // SAFETY: the successful call has just written it.
         let handle = unsafe { out.read_unaligned() };
         shielded(|| context::green(handle));
@@ -328,7 +352,7 @@ pub unsafe fn green_context(out: *mut CUcontext, call: impl FnOnce() -> CUresult
 
 /// cuCtxDestroy.
 pub fn context_destroyed(handle: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = if process::state() == State::Pool {
+    let known = if process::keeps_books() {
         context::by_handle(handle)
     } else {
         None
@@ -338,7 +362,7 @@ pub fn context_destroyed(handle: CUcontext, call: impl FnOnce() -> CUresult) -> 
 
 /// cuDevicePrimaryCtxReset.
 pub fn primary_reset(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = if process::state() == State::Pool {
+    let known = if process::keeps_books() {
         context::primary(device)
     } else {
         None
@@ -348,7 +372,7 @@ pub fn primary_reset(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUres
 
 /// cuDevicePrimaryCtxRelease: the last one ends the context.
 pub fn primary_released(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let known = if process::state() == State::Pool {
+    let known = if process::keeps_books() {
         context::primary(device)
     } else {
         None
@@ -360,7 +384,7 @@ pub fn primary_released(device: CUdevice, call: impl FnOnce() -> CUresult) -> CU
 
 /// cuStreamDestroy.
 pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    if process::state() == State::Pool {
+    if process::keeps_books() {
         capture::stream_destroyed(stream, call)
     } else {
         call()
@@ -369,7 +393,7 @@ pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CU
 
 /// cuStreamBeginCapture, all forms.
 pub fn capture_begun(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresult) -> CUresult {
-    if process::state() == State::Pool {
+    if process::keeps_books() {
         capture::begin(stream, mode, call)
     } else {
         call()
@@ -378,7 +402,7 @@ pub fn capture_begun(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresul
 
 /// cuStreamEndCapture, all forms.
 pub fn capture_ended(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    if process::state() == State::Pool {
+    if process::keeps_books() {
         capture::end(stream, call)
     } else {
         call()

@@ -24,6 +24,17 @@ macro_rules! rows {
     };
 }
 
+/// Rows besides, for a process whose driver is in use before it is patched:
+/// what shows that no capture is open, and which contexts there are.
+pub fn late_rows() -> Vec<Row> {
+    rows! {
+        required cuCtxSynchronize
+        required cuCtxSynchronize_v2
+        optional cuCtxSetCurrent
+        optional cuCtxPushCurrent_v2
+    }
+}
+
 /// All rows. A function that the driver lacks is left out by the caller.
 pub fn rows() -> Vec<Row> {
     rows! {
@@ -52,6 +63,22 @@ pub fn rows() -> Vec<Row> {
         optional cuMemAllocFromPoolAsync
         optional cuMemAllocFromPoolAsync_ptsz
 
+        optional cuCtxSetLimit
+        optional cuModuleLoad
+        optional cuModuleLoadData
+        optional cuModuleLoadDataEx
+        optional cuModuleLoadFatBinary
+        optional cuLibraryLoadData
+        optional cuLibraryLoadFromFile
+        optional cuGraphInstantiateWithFlags
+        optional cuGraphInstantiateWithParams
+        optional cuGraphInstantiateWithParams_ptsz
+        optional cuGraphUpload
+        optional cuGraphUpload_ptsz
+        optional cuStreamCreate
+        optional cuStreamCreateWithPriority
+
+        optional cuDevicePrimaryCtxRetain
         required cuCtxCreate_v2
         required cuCtxCreate_v3
         required cuCtxCreate_v4

@@ -4,11 +4,12 @@
 use super::scan::Wrong;
 use super::unowned::{Former, Last};
 use crate::logging::callsite::CallSite;
+use crate::pool::stats::Shown;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Findings of this process, for the statistics.
-pub static FINDINGS: AtomicU64 = AtomicU64::new(0);
+pub static FINDINGS: Shown<AtomicU64> = Shown::new(AtomicU64::new(0));
 
 /// A block, as far as a finding tells of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

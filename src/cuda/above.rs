@@ -1,0 +1,56 @@
+//! What the layer above gives to the contexts and their pools, and is told by
+//! them.
+
+use super::context::Context;
+use crate::config::{Config, Control, Inflight, Ipc};
+use crate::pool::Policy;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+pub(super) static ABOVE: OnceLock<Above> = OnceLock::new();
+
+/// What the layer above gives, and is told.
+pub struct Above {
+    /// The options in force.
+    pub config: fn() -> &'static Config,
+    /// A context became known; nothing has been served from its pool. Called
+    /// with the contexts locked.
+    pub registered: fn(&'static Context),
+    /// The first use of a context's pool.
+    pub first_use: fn(&'static Context),
+    /// A context has ended.
+    pub ended: fn(&'static Context),
+    /// See [`crate::pool::Device::attend`].
+    pub attend: fn(bool),
+}
+
+/// Once, before any other call here.
+pub fn configure(above: Above) {
+    let _ = ABOVE.set(above);
+}
+
+/// See [`crate::pool::Device::attend`].
+pub(super) fn attend(may_wait: bool) {
+    if let Some(above) = ABOVE.get() {
+        (above.attend)(may_wait);
+    }
+}
+
+/// What the options ask of a pool on a device of `total` bytes.
+#[must_use]
+pub fn policy(config: &Config, total: u64) -> Policy {
+    Policy {
+        max: config.max.of(total),
+        inflight: match &config.inflight {
+            Inflight::Auto => None,
+            Inflight::Limit(size) => Some(size.of(total)),
+        },
+        total,
+        wait: if Control::WaitLimit.is_off() {
+            Duration::MAX
+        } else {
+            config.wait
+        },
+        isolate: config.ipc == Ipc::Isolate,
+    }
+}
