@@ -17,6 +17,7 @@ fn churn(folder: &Folder, count: &str) -> Run {
         .env("GPUPOOL_STATS", folder.path().join("stats.json"))
 }
 
+// covers: GPUPOOL_STATS
 #[test]
 fn statistics_add_up() {
     let folder = Folder::new("stats");
@@ -47,6 +48,7 @@ fn statistics_add_up() {
     assert_eq!(stats["mode"], "pool");
 }
 
+// covers: kept-memory
 #[test]
 fn cap_is_kept() {
     let folder = Folder::new("cap");
@@ -85,7 +87,7 @@ fn observe_counts_and_changes_nothing() {
         .expect_success();
     let stats = statistics(&folder);
     assert_eq!(number(&stats, "/hits"), 0, "{stats}");
-    assert!(number(&stats, "/driver/alloc_calls") >= 1000, "{stats}");
+    assert!(number(&stats, "/driver/alloc_calls") >= 600, "{stats}");
     assert_eq!(stats["mode"], "observe");
 }
 
@@ -147,6 +149,7 @@ fn garbage_in_each_variable() {
 
 // ---- faults of the driver ------------------------------------------------------------------------
 
+// covers: no-harm
 /// Fences cannot be recorded any more: nothing is reissued on a guess, nothing hangs, and the
 /// program gets its memory all the same.
 #[test]
@@ -184,6 +187,31 @@ fn single_failed_driver_allocation_is_retried() {
             .run();
         assert!(outcome.expect_success().stdout.contains("wrong words 0"));
     }
+}
+
+/// The driver gives less than the device has, as where MPS sets a limit: what the pool has goes on
+/// being used, and where that does not do the program sees the driver's own error.
+// covers: limits
+#[test]
+fn a_limit_below_the_devices_memory() {
+    let folder = Folder::new("limit");
+    let limited = |limit: &str| {
+        churn(&folder, "2000")
+            .env("SIMCUDA_LIMIT", limit)
+            .env("GPUPOOL_LOG", "error")
+    };
+    // Natively it runs with 64 MiB.
+    for (limit, bytes) in [("96M", 96 << 20), ("128M", 128 << 20)] {
+        let outcome = limited(limit).run().expect_success();
+        assert!(outcome.stdout.contains("wrong words 0"), "{outcome:#?}");
+        assert_eq!(outcome.stderr, "");
+        let stats = statistics(&folder);
+        assert!(number(&stats, "/peak_reserved_bytes") <= bytes, "{stats}");
+    }
+    let outcome = limited("1M").run();
+    assert_eq!(outcome.code(), 1, "{outcome:#?}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:#?}");
+    assert!(outcome.stderr.contains("error 2 "), "{outcome:#?}");
 }
 
 // ---- negative control: fences that fall into captures --------------------------------------------

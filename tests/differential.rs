@@ -31,6 +31,7 @@ fn all_rules_are_met(setting: &Setting, first: u64, count: u64) {
     }
 }
 
+// covers: same-answers free-at-once old-data past-the-end capture-elsewhere
 #[test]
 fn differential_shared() {
     all_rules_are_met(&Setting::pooled("shared"), 0, 6_000);
@@ -79,6 +80,7 @@ fn differential_observe() {
     differ(&setting, 5_000_000, 300);
 }
 
+// covers: hit-after-fault
 /// Each program in a process of its own, as a fault is the end of it.
 #[test]
 fn differential_after_a_fault() {

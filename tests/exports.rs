@@ -4,59 +4,12 @@
 //! Drivers and runtimes here are stand-ins of a few lines whose answers say who was reached. The
 //! library is off (`GPUPOOL_MODE=off`): everything passes, which is what is tested.
 
+#[path = "support/stage.rs"]
+mod stage;
 mod support;
 
-use std::path::{Path, PathBuf};
-
-use support::{Folder, Outcome, Run, compile, library};
-
-/// A folder with stand-in libraries, and programs that find them.
-struct Stage {
-    folder: Folder,
-}
-
-impl Stage {
-    fn new(name: &str) -> Self {
-        Self {
-            folder: Folder::new(name),
-        }
-    }
-
-    /// Compiles a shared object called `file`.
-    fn object(&self, file: &str, source: &str, flags: &[&str]) -> PathBuf {
-        let soname = format!("-Wl,-soname,{file}");
-        let folder = format!("-L{}", self.folder.path().display());
-        let mut all = vec!["-shared", "-fPIC", "-w", "-D_GNU_SOURCE", &soname, &folder];
-        all.extend(flags);
-        compile(&self.folder, "gcc", file, source, &all)
-    }
-
-    fn program(&self, source: &str, flags: &[&str]) -> PathBuf {
-        let folder = format!("-L{}", self.folder.path().display());
-        let mut all = vec!["-w", "-D_GNU_SOURCE", &folder];
-        all.extend(flags);
-        all.push("-ldl");
-        compile(&self.folder, "gcc", "program", source, &all)
-    }
-
-    fn run(&self, program: &Path) -> Run {
-        Run::new(program)
-            .env("LD_LIBRARY_PATH", self.folder.path())
-            .env("GPUPOOL_MODE", "off")
-    }
-
-    /// Runs without and with the library, and wants the same.
-    #[track_caller]
-    fn same(&self, program: &Path) -> Outcome {
-        let native = self.run(program).with_lib(false).run();
-        let loaded = self.run(program).with_lib(true).run();
-        assert_eq!(
-            (loaded.code(), &loaded.stdout, &loaded.stderr),
-            (native.code(), &native.stdout, &native.stderr)
-        );
-        loaded.expect_success()
-    }
-}
+use stage::Stage;
+use support::library;
 
 const DRIVER: &str = "\
 int cuInit(unsigned flags) { return 42 + flags; }
@@ -433,6 +386,38 @@ fn two_runtimes_in_one_process_each_serve_their_own() {
     runtimes(&stage);
     let program = stage.program(HOST, &[]);
     assert_eq!(stage.same(&program).stdout, "12 12\n13 13\n12 12\n");
+}
+
+/// A plugin is closed, and another one with another runtime takes its place in memory: what was found
+/// for calls from there is not what the new one would reach.
+#[test]
+fn a_plugin_in_the_place_of_a_closed_one_reaches_its_own_runtime() {
+    let stage = Stage::new("reopened");
+    runtimes(&stage);
+    let host = "
+        #include <dlfcn.h>
+        #include <stdio.h>
+        int main(void) {
+            void *places[6];
+            int same = 0;
+            for (int i = 0; i < 6; i++) {
+                void *plugin = dlopen(i % 2 ? \"plugin13.so\" : \"plugin12.so\", RTLD_NOW | RTLD_LOCAL);
+                if (!plugin) { puts(dlerror()); return 1; }
+                int (*go)(void) = dlsym(plugin, \"go\");
+                for (int j = 0; j < i; j++) same += places[j] == (void *)go;
+                places[i] = (void *)go;
+                printf(\"%d %d\\n\", go(), go());
+                dlclose(plugin);
+            }
+            fprintf(stderr, \"%s\\n\", same ? \"places came again\" : \"no place came again\");
+            return 0;
+        }
+    ";
+    let program = stage.program(host, &[]);
+    let run = |with| stage.run(&program).with_lib(with).run().expect_success();
+    assert_eq!(run(false).stdout, run(true).stdout);
+    assert_eq!(run(true).stdout, "12 12\n13 13\n".repeat(3));
+    assert_eq!(run(true).stderr, "places came again\n");
 }
 
 #[test]

@@ -136,6 +136,7 @@ fn overrun(name: &str, flavour: &str, size: u64, written: u64, bytes: &str) {
     assert!(finding.freed.is_empty());
 }
 
+// covers: GPUPOOL_GUARD past-the-end
 #[test]
 fn one_byte_by_a_kernel() {
     for flavour in ["shared", "static"] {

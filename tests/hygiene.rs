@@ -131,6 +131,7 @@ fn same(make: impl Fn() -> Run) -> Outcome {
     loaded
 }
 
+// covers: without-cuda case-21
 #[test]
 fn programs_without_cuda_do_not_notice() {
     same(|| Run::new("true")).expect_success();
@@ -145,6 +146,7 @@ fn programs_without_cuda_do_not_notice() {
     same(|| Run::new("git").args(["-C", "/", "status"]));
 }
 
+// covers: without-cuda case-21
 #[test]
 fn python_and_its_children_do_not_notice() {
     if Run::new("bash")

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each may use those before it and itself.
-const LAYERS: &[&str] = &["config", "logging", "pool", "cuda", "process", "hooks"];
+const LAYERS: &[&str] = &[
+    "config", "logging", "trace", "pool", "cuda", "process", "hooks",
+];
 
 #[derive(Debug, Clone, PartialEq)]
 enum Token {

@@ -17,6 +17,7 @@ const OTHER: &[(&str, &str)] = &[
     ("GPUPOOL_WAIT", "2s"),
     ("GPUPOOL_FREE", "ordered"),
     ("GPUPOOL_IDLE_RELEASE", "30s"),
+    ("GPUPOOL_HELPER", "on"),
     ("GPUPOOL_ASYNC", "pool"),
     ("GPUPOOL_HOST", "off"),
     ("GPUPOOL_HOST_MAX", "1G"),
@@ -131,6 +132,7 @@ fn garbage_in_all_of_them_at_once_gives_one_warning_each() {
     );
 }
 
+// covers: not-yet
 #[test]
 fn a_feature_that_is_not_there_yet_says_so_once() {
     for option in OPTIONS {

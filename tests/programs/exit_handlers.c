@@ -3,7 +3,11 @@
  * libraries and of thread-local values, and after quick_exit. Exit status 0 and the same output,
  * however the process ends.
  *
- *   exit_handlers atexit | destructor | thread | quick | busy | detached | return | underscore */
+ *   exit_handlers atexit | destructor | thread | quick | busy | detached | return | underscore |
+ *                 pthread-exit | exit-in-thread | codes
+ *
+ * `codes` is for runs with a pool: after the driver's own exit handlers a free of pooled memory
+ * answers success, as the pool leaves the memory to the system without asking the driver. */
 #include "kit.h"
 
 enum { COUNT = 32, BYTES = 100000 };
@@ -27,6 +31,32 @@ static void free_all(const char *where)
 }
 
 static void at_exit(void) { free_all("an exit handler"); }
+
+static void count_refused(void)
+{
+    int refused = 0;
+    for (int i = 0; i < COUNT; i++)
+        refused += cudaFree(blocks[i]) != cudaSuccess;
+    printf("frees refused after the driver's end: %d\n", refused);
+    fflush(stdout);
+}
+
+static void *free_later(void *unused)
+{
+    (void)unused;
+    kit_sleep_ms(20);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(cudaFree(blocks[i]));
+    printf("freed by the last thread\n");
+    fflush(stdout);
+    return NULL;
+}
+
+static void *exit_here(void *unused)
+{
+    (void)unused;
+    exit(0);
+}
 static void quick_handler(void) { free_all("a quick_exit handler"); }
 
 __attribute__((destructor)) static void at_unload(void)
@@ -74,6 +104,8 @@ int main(int argc, char **argv)
     const char *how = argc > 1 ? argv[1] : "return";
     if (!strcmp(how, "atexit"))
         EXPECT_EQ(atexit(at_exit), 0); /* before CUDA's own handlers: runs after them */
+    if (!strcmp(how, "codes"))
+        EXPECT_EQ(atexit(count_refused), 0);
     CHECK(cudaSetDevice(0));
     kit_kernels k = kit_load();
     for (int i = 0; i < COUNT; i++)
@@ -113,5 +145,11 @@ int main(int argc, char **argv)
     }
     if (!strcmp(how, "underscore"))
         _exit(0);
+    if (!strcmp(how, "pthread-exit")) {
+        kit_thread(free_later, NULL);
+        pthread_exit(NULL);
+    }
+    if (!strcmp(how, "exit-in-thread"))
+        pthread_join(kit_thread(exit_here, NULL), NULL);
     return 0;
 }

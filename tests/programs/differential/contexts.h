@@ -21,9 +21,15 @@ static void prepare_end(int c)
     deferred = 1;
 }
 
-/* It has ended, and all that was its. */
+/* Devices whose primary context may reach the other device's memory. */
+static int peers[CREATED];
+
+/* It has ended, and all that was its: a kernel that relied on its access to the other device would
+ * fault. */
 static void ended(int c)
 {
+    if (c < CREATED)
+        peers[c] = 0;
     for (int i = 0; i < BLOCKS; i++)
         if (blocks[i].kind && blocks[i].context == c)
             forget(&blocks[i], 0);
@@ -55,7 +61,10 @@ static void op_context_create(void)
     if (contexts[c].alive)
         return say(" there");
     CUcontext made = NULL;
-    int r = MORE(cuCtxCreate_v2)(&made, 0, d);
+    /* By hand: NVIDIA's newer headers declare other versions only. */
+    CUresult (*create)(CUcontext *, unsigned, CUdevice);
+    *(void **)&create = kit_symbol(kit_driver()->library, "cuCtxCreate_v2");
+    int r = (int)create(&made, 0, d);
     say(" C%d device=%d r=%d", c, d, r);
     if (r)
         return;
@@ -126,6 +135,13 @@ static void op_reset(void)
     void *p = NULL;
     int m = cudaMalloc(&p, any_size());
     prepare_end(d);
+    /* The other device's access is to the context that ends. */
+    for (int other = 0; other < devices && other < CREATED; other++)
+        if (other != d && peers[other]) {
+            int left = cudaSetDevice(other) || cudaDeviceDisablePeerAccess(d) || cudaSetDevice(d);
+            peers[other] = 0;
+            say(" peers=%d", left);
+        }
     int r = cudaDeviceReset();
     ended(d);
     say(" device=%d malloc=%d r=%d", d, m, r);
@@ -139,8 +155,6 @@ static void op_reset(void)
 }
 
 /* ---- two devices ----------------------------------------------------------------------- */
-
-static int peers[CREATED];
 
 static void op_peer(void)
 {

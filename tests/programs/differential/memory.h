@@ -276,7 +276,8 @@ static void op_info(void)
     if (r || c < 0)
         return;
     int d = contexts[c].device;
-    if (at[d] == releases + 1 && !deferred)
+    /* A real device is not this process's alone. */
+    if (at[d] == releases + 1 && !deferred && !real_driver)
         say(" rose=%d", available > before[d]);
     before[d] = available;
     at[d] = releases + 1;

@@ -13,7 +13,7 @@ enum { CREATED = 2 };
 
 /* Driver functions beside those of the kit. */
 #define MORE_FUNCTIONS(X)                                                                           \
-    X(cuCtxCreate_v2) X(cuCtxGetDevice) X(cuPointerGetAttributes) X(cuIpcGetMemHandle)              \
+    X(cuCtxGetDevice) X(cuPointerGetAttributes) X(cuIpcGetMemHandle)              \
     X(cuMemGetHandleForAddressRange) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuMemHostAlloc)
 static struct {
     MORE_FUNCTIONS(KIT_FIELD)
