@@ -20,7 +20,7 @@ clean_environment() {
     local name
     for name in $(compgen -e); do
         case $name in
-            GPUPOOL_LIB | GPUPOOL_NOGRACE_LIB | GPUPOOL_PREBUILT) ;;
+            GPUPOOL_LIB | GPUPOOL_NOGRACE_LIB | GPUPOOL_PREBUILT | GPUPOOL_TEST_REPEAT) ;;
             GPUPOOL_* | SIMCUDA_*) unset "$name" ;;
         esac
     done

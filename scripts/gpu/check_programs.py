@@ -38,7 +38,7 @@ def table() -> list[Row]:
     for line in (common.SOURCES / "table.txt").read_text().splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        name, program, flavours, _sim, pool, rules = (c.strip() for c in line.split("|"))
+        name, program, flavours, _sim, pool, rules, _covers = (c.strip() for c in line.split("|"))
         words = program.split()
         rows.append(Row(name, words[0], words[1:], flavours.split(), dict(v.split("=", 1) for v in pool.split()),
                         rules.split()))
@@ -52,7 +52,9 @@ _built: dict[str, Path] = {}
 
 def _compile(program: str, flavour: str) -> Path:
     """With NVIDIA's own runtime and driver library, as a user would."""
-    source = common.SOURCES / f"{program}.c"
+    source = next((path for path in (common.SOURCES / f"{program}{end}" for end in (".c", ".cc")) if path.exists()), None)
+    if not source:
+        raise Skip(f"{program} is not built, and nvcc cannot build it")
     out = common.WORK / (f"lib{program}.so" if flavour == "plugin" else f"{program}-{flavour}")
     stubs = []
     if home := common.cuda_home():
@@ -65,7 +67,7 @@ def _compile(program: str, flavour: str) -> Path:
         "plugin": ["-cudart", "static", "-shared", "-Xcompiler", "-fPIC", "-lpthread", "-ldl"],
     }[flavour]
     compiler = common.need_tool("nvcc")
-    done = run([compiler, "-O1", "-o", out, source, *flags], timeout=110)
+    done = run([compiler, "-O1", f"-I{common.SOURCES}", "-o", out, source, *flags], timeout=110)
     if done.code != 0:
         raise Fail(f"nvcc cannot compile {source.name} ({flavour}): {done.tail()}")
     return out
@@ -82,7 +84,7 @@ def executable(program: str, flavour: str) -> Path:
             ready = common.PROGRAMS / program
             if flavour in ("static", "plugin") or not ready.is_file():
                 _built[key] = _compile(program, flavour)
-            elif program == "plugin":
+            elif program in ("plugin", "unload"):
                 # It opens the library beside it: the one compiled here.
                 _built[key] = Path(shutil.copy(ready, common.WORK / f"{program}-{flavour}"))
             else:
@@ -92,7 +94,7 @@ def executable(program: str, flavour: str) -> Path:
 
 def program_check(row: Row, flavour: str) -> str:
     path = executable(row.program, flavour)
-    if row.program == "plugin":
+    if row.program in ("plugin", "unload"):
         executable("plugin_library", "plugin")
     if row.program == "forwarding" and path.parent == common.WORK:
         executable("forwarding_library", "plugin")
@@ -247,7 +249,9 @@ def checks() -> list[Check]:
             made.append(Check(f"{row.id}-{flavour}", lambda row=row, flavour=flavour: program_check(row, flavour),
                               "alone" if "alone" in row.rules else "together"))
     made.append(Check("sanitizer_clean", sanitizer_clean))
+    # covers: case-34
     made.append(Check("sanitizer_finds_overrun", sanitizer_finds_overrun))
+    # covers: case-21 without-cuda
     made.append(Check("preload_true", lambda: hygiene(["true"])))
     made.append(Check("preload_bash", lambda: hygiene(["bash", "-c", "echo $((6 * 7)); ls / | wc -l; exit 3"])))
     made.append(Check("preload_python", lambda: hygiene(["python3", "-c", "import ctypes, json, ssl; print(1)"])))
@@ -257,5 +261,6 @@ def checks() -> list[Check]:
         program = "import torch; print(torch.cuda.is_available(), float(torch.arange(9.).sum()))"
         return hygiene(["python3", "-c", program], {"CUDA_VISIBLE_DEVICES": ""}, 110)
 
+    # covers: case-20
     made.append(Check("preload_torch_without_gpu", torch_without_gpu))
     return made

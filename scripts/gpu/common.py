@@ -83,9 +83,10 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def run(command, *, library: Path | None = None, env: dict[str, str] | None = None, timeout: float = 120,
-        stats: bool = True, cuda_path: bool = False, cwd=None) -> Result:
-    """Runs a command, with `library` preloaded if given, in a process group of its own that is
-    killed when the time is over. With the library, its statistics are read back."""
+        stats: bool = True, cuda_path: bool = False, cwd=None, feed: str | None = None) -> Result:
+    """Runs a command, with `library` preloaded if given and `feed` on its standard input, in a process
+    group of its own that is killed when the time is over. With the library, its statistics are read
+    back."""
     full = environment(env)
     stats_folder = None
     if cuda_path and (folder := runtime_folder()):
@@ -96,11 +97,12 @@ def run(command, *, library: Path | None = None, env: dict[str, str] | None = No
             # One file a process: helpers that the program starts have numbers of their own.
             stats_folder = Path(tempfile.mkdtemp(prefix="stats-", dir=WORK))
             full["GPUPOOL_STATS"] = str(stats_folder / "%p.json")
-    process = subprocess.Popen([str(c) for c in command], env=full, cwd=cwd, stdin=subprocess.DEVNULL,
+    process = subprocess.Popen([str(c) for c in command], env=full, cwd=cwd,
+                               stdin=subprocess.DEVNULL if feed is None else subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                                start_new_session=True)
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(feed, timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()

@@ -14,9 +14,13 @@ from dataclasses import dataclass
 import common
 from common import Fail, Skip
 
+import check_attach
+import check_cases
+import check_cli
 import check_frameworks
 import check_programs
 import check_speed
+import check_suites
 
 # Checks of these groups run in this order: many at a time, one at a time (those that fill the
 # device), and last, alone, those that measure.
@@ -105,7 +109,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the checks and end")
     options = parser.parse_args()
 
-    checks = check_programs.checks() + check_frameworks.checks() + check_speed.checks()
+    checks = (check_programs.checks() + check_frameworks.checks() + check_cases.checks() + check_suites.checks()
+              + check_attach.checks() + check_cli.checks() + check_speed.checks())
     if options.only:
         patterns = options.only.split(",")
         checks = [c for c in checks if any(fnmatch.fnmatch(c.name, p) for p in patterns)]
