@@ -20,9 +20,10 @@ class Timed:
     checksum: str
 
 
-def torch_infer(turns: int, ways: list[str], repeat: int = 2) -> dict[str, dict[str, Timed]]:
-    """line -> way -> best time of `turns` runs, the ways taken in turns."""
-    lines: dict[str, dict[str, Timed]] = {}
+def torch_infer(turns: int, ways: list[str], repeat: int = 2,
+                lines: dict[str, dict[str, Timed]] | None = None) -> dict[str, dict[str, Timed]]:
+    """line -> way -> best time of `turns` runs, the ways taken in turns; added to `lines`."""
+    lines = {} if lines is None else lines
     for _ in range(turns):
         for way in ways:
             env, with_library = TORCH_WAYS[way]

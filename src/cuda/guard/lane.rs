@@ -15,7 +15,7 @@ pub(super) const BUFFER: u64 = 1 << 20;
 
 /// Longest wait for work of our own. It depends on none of the program's, but
 /// kernels that fill the device can keep it from starting.
-const LIMIT: Duration = Duration::from_secs(2);
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// What became of a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
