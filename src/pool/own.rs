@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering;
 /// while nothing runs: a fence (0.3 µs) is shared by so many pairs that it does
 /// not show.
 const ROTATION: u64 = 256;
-/// Or so many, if they have so many bytes.
-const ROTATION_LARGE: (u64, u64) = (16, 16 << 20);
+/// Or so many bytes.
+const ROTATION_BYTES: u64 = 16 << 20;
 /// Larger blocks are not taken only for that.
 const ROTATED_MAX: u64 = 4 << 20;
 
@@ -57,10 +57,14 @@ impl Pool {
                 if !enough || !self.pace.is_idle() {
                     break;
                 }
-            } else if !self.pace.is_idle() {
-                break;
             } else if self.pace.claim_poll(now) {
                 self.grace.poll(device);
+                if !self.pace.is_idle() && self.grace.completed() < epoch {
+                    break;
+                }
+                continue;
+            } else if !self.pace.is_idle() {
+                break;
             }
             // Only loads, so that whoever is at the fence is not held up.
             device.pause(round.min(1));
@@ -85,9 +89,7 @@ impl Pool {
     /// runs.
     fn rotates(&self, layout: &Layout, count: usize) -> bool {
         let (count, bytes) = (count as u64, count as u64 * layout.size);
-        count >= ROTATION
-            || (count >= ROTATION_LARGE.0 && bytes >= ROTATION_LARGE.1)
-            || self.front.mine().is_full(layout.size)
+        count >= ROTATION || bytes >= ROTATION_BYTES || self.front.mine().is_full(layout.size)
     }
 
     /// Whether the thread comes back to its few blocks faster than fences may
