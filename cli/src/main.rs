@@ -10,9 +10,11 @@ mod env;
 mod observe;
 mod process;
 mod replay;
+mod report;
 mod run;
 mod stat;
 mod top;
+mod tune;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -65,6 +67,12 @@ enum Command {
     /// Replay a recorded trace through the pool, without a GPU
     #[command(after_help = replay::EXAMPLES)]
     Replay(replay::Args),
+    /// Make a page, or a viewer's file, of a recorded trace
+    #[command(after_help = report::EXAMPLES)]
+    Report(report::Args),
+    /// Find the options worth setting for a recorded trace
+    #[command(after_help = tune::EXAMPLES)]
+    Tune(tune::Args),
     /// List the environment variables that the library reads
     #[command(after_help = env::EXAMPLES)]
     Env(env::Args),
@@ -110,6 +118,8 @@ fn main() -> ExitCode {
         Command::Trim(args) => ask::trim(&args),
         Command::Set(args) => ask::set(&args),
         Command::Replay(args) => replay::run(&args).and_then(|text| print(&text)),
+        Command::Tune(args) => tune::run(&args).and_then(|text| print(&text)),
+        Command::Report(args) => report::run(&args),
         Command::Env(args) => print(&env::text(&args)),
         Command::Completions(args) => docs::completions(&args),
         Command::Man(args) => docs::man(&args),

@@ -1,9 +1,9 @@
 //! `gpupool replay`: a recorded trace through the pool's own logic, without a
 //! GPU. The same trace and options always give the same figures.
 
-mod engine;
+pub mod engine;
 mod gpu;
-mod source;
+pub mod source;
 mod table;
 
 use std::ffi::{OsStr, OsString};
@@ -57,12 +57,12 @@ pub struct Args {
 }
 
 /// A value as GPUPOOL_WAIT takes it.
-fn time(text: &str) -> Result<Duration, String> {
+pub fn time(text: &str) -> Result<Duration, String> {
     value("GPUPOOL_WAIT", text).map(|config| config.wait)
 }
 
 /// A value as GPUPOOL_PREALLOC takes it, but for a percentage.
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     match value("GPUPOOL_PREALLOC", text)?.prealloc.of(0) {
         0 => Err(String::from("takes a size in bytes or with K, M, G or T")),
         bytes => Ok(bytes),
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<String, Failure> {
 }
 
 /// The options that `VAR=VALUE`s ask for.
-fn settings(set: &[String]) -> Result<Config, Failure> {
+pub fn settings(set: &[String]) -> Result<Config, Failure> {
     let mut pairs: Vec<(OsString, OsString)> = Vec::new();
     for setting in set {
         let Some((name, value)) = setting.split_once('=').filter(|pair| !pair.0.is_empty()) else {
@@ -144,7 +144,7 @@ fn settings(set: &[String]) -> Result<Config, Failure> {
 
 /// The limits of a pool on a device with `total` bytes, as the library sets
 /// them.
-fn policy(config: &Config, total: u64) -> Policy {
+pub fn policy(config: &Config, total: u64) -> Policy {
     Policy {
         max: config.max.of(total),
         inflight: match &config.inflight {

@@ -43,8 +43,8 @@ pub enum Item {
 
 /// Reads a trace from memory, in the order of the file: by thread in pieces.
 /// [`Call::effective_ns`] gives the order of the calls. After an error there
-/// is nothing more.
-#[derive(Debug)]
+/// is nothing more. A clone goes on from where this one is.
+#[derive(Clone, Debug)]
 pub struct Reader<'a> {
     whole: &'a [u8],
     /// Not read yet.
@@ -55,7 +55,7 @@ pub struct Reader<'a> {
 }
 
 /// The chunk that is being read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State<'a> {
     Between,
     Calls {

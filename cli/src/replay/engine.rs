@@ -68,6 +68,14 @@ struct Live {
 
 /// Replays `input`. Shows its progress on a terminal if it takes long.
 pub fn run(input: &Input, setup: &Setup) -> Figures {
+    let mut progress = Progress::new(input.events.len());
+    let figures = run_as_part(input, setup, &mut progress);
+    progress.end();
+    figures
+}
+
+/// Replays `input` as one of several replays that share a line of progress.
+pub fn run_as_part(input: &Input, setup: &Setup, progress: &mut Progress) -> Figures {
     let world = World::default();
     let delay = setup.delay.unwrap_or_default();
     let pools: Vec<(Pool, Gpu<'_>)> = input
@@ -85,7 +93,6 @@ pub fn run(input: &Input, setup: &Setup) -> Figures {
     let mut waiting = 0;
     // Waits move everything that follows.
     let mut behind_ns = 0;
-    let mut progress = Progress::new(input.events.len());
     let mut begun = vec![false; pools.len()];
     for (index, event) in input.events.iter().enumerate() {
         progress.show(index);
@@ -140,7 +147,7 @@ pub fn run(input: &Input, setup: &Setup) -> Figures {
         let needed = live_bytes + if delay_ns > 0 { waiting } else { 0 };
         figures.peak_live_and_waiting = figures.peak_live_and_waiting.max(needed);
     }
-    progress.end();
+    progress.before += input.events.len();
     for (pool, _) in &pools {
         figures.counts.add(&pool.counts());
     }
@@ -178,37 +185,43 @@ fn give(pools: &[(Pool, Gpu<'_>)], block: &Live) {
     }
 }
 
-/// A line on stderr that says how far a long replay is.
-struct Progress {
+/// A line on stderr that says how far a long pass over a trace is.
+pub struct Progress {
     total: usize,
+    /// Calls of the passes before this one.
+    before: usize,
     started: Instant,
     shown: bool,
 }
 
 impl Progress {
-    fn new(total: usize) -> Self {
+    /// Of so many calls. Begins to count the time.
+    pub fn new(total: usize) -> Self {
         Self {
             total,
+            before: 0,
             started: Instant::now(),
             shown: false,
         }
     }
 
-    fn show(&mut self, done: usize) {
+    /// So many calls are done. Writes on a terminal only, after a second.
+    pub fn show(&mut self, done: usize) {
         let often = 1 << 14;
         if !done.is_multiple_of(often) || self.started.elapsed() < Duration::from_secs(1) {
             return;
         }
         let mut stderr = std::io::stderr();
         if stderr.is_terminal() {
-            let percent = done * 100 / self.total;
+            let percent = (self.before + done) * 100 / self.total;
             let bar = "#".repeat(percent / 4);
             let _ = write!(stderr, "\r[{bar:<25}] {percent:3}% of {} calls", self.total);
             self.shown = true;
         }
     }
 
-    fn end(&self) {
+    /// Takes the line away.
+    pub fn end(&self) {
         if self.shown {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }

@@ -65,6 +65,17 @@ impl fmt::Display for Error {
 
 /// Reads a file of any kind.
 pub fn read(path: &Path) -> Result<Input, Error> {
+    let bytes = load(path)?;
+    if bytes.starts_with(&MAGIC) {
+        let trace = Trace::read(&bytes).map_err(Error::Trace)?;
+        Ok(from_trace(&trace))
+    } else {
+        from_table(&bytes)
+    }
+}
+
+/// A file's bytes, unpacked; at least one.
+pub fn load(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = std::fs::read(path).map_err(|error| Error::File(error.to_string()))?;
     if bytes.starts_with(&XZ) {
         let mut plain = Vec::new();
@@ -76,12 +87,7 @@ pub fn read(path: &Path) -> Result<Input, Error> {
     if bytes.is_empty() {
         return Err(Error::File(String::from("the file is empty")));
     }
-    if bytes.starts_with(&MAGIC) {
-        let trace = Trace::read(&bytes).map_err(Error::Trace)?;
-        Ok(from_trace(&trace))
-    } else {
-        from_table(&bytes)
-    }
+    Ok(bytes)
 }
 
 fn from_trace(trace: &Trace) -> Input {
@@ -120,7 +126,8 @@ fn from_trace(trace: &Trace) -> Input {
     input
 }
 
-fn from_table(bytes: &[u8]) -> Result<Input, Error> {
+/// The calls of a table.
+pub fn from_table(bytes: &[u8]) -> Result<Input, Error> {
     let Ok(text) = std::str::from_utf8(bytes) else {
         let what = "neither a trace of GPUPOOL_TRACE nor a table of text";
         return Err(Error::File(String::from(what)));
