@@ -218,11 +218,6 @@ impl Pool {
     /// Whether the GPU has just been seen idle: a fence over everything
     /// submitted so far passes within [`policy::PATIENCE`].
     pub(super) fn seen_idle<D: Device>(&self, device: &D) -> bool {
-        self.seen_idle_within(device, policy::PATIENCE)
-    }
-
-    /// The same within `limit`.
-    fn seen_idle_within<D: Device>(&self, device: &D, limit: Duration) -> bool {
         let Closed::Epoch(epoch) = self.fence(device) else {
             return false;
         };
@@ -232,7 +227,7 @@ impl Pool {
             if self.grace.completed() >= epoch && !Control::Grace.is_off() {
                 return true;
             }
-            if self.grace.is_lost() || device.now().saturating_sub(start) >= limit {
+            if self.grace.is_lost() || device.now().saturating_sub(start) >= policy::PATIENCE {
                 break;
             }
             device.pause(round);

@@ -1,7 +1,6 @@
 //! The lock of a slot. Nearly always taken by the one thread whose slot it is,
 //! so what counts is the cost without contention: letting go is a plain store,
-//! where the standard library's lock needs a second locked instruction (6 ns of
-//! the 60 that a hit and its free cost).
+//! where the standard library's lock needs a second locked instruction.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

@@ -50,9 +50,10 @@ impl<T> std::ops::Deref for Apart<T> {
 /// whoever does something after a later such fence.
 #[inline]
 pub fn full_fence() {
-    // The compiler's own is `mfence`, which also holds up loads and takes twice
-    // as long. A locked instruction orders memory as much (Intel's manual,
-    // volume 3, 8.2.3.9), and inline assembly is no less to the compiler.
+    // The compiler's own is `mfence`, which orders more than memory. A locked
+    // instruction orders loads and stores as much (Intel's manual, volume 3,
+    // "Loads and stores are not reordered with locked instructions"), and
+    // inline assembly is no less to the compiler.
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     // SAFETY: or-ing 0 changes nothing, and the top of the stack is mapped.
     unsafe {

@@ -40,11 +40,19 @@ pub fn tell(context: &'static Context, asked: u64) {
         );
         return;
     }
-    if !log::log_enabled!(log::Level::Warn) {
-        return;
-    }
     let counts = context.pool.counts();
     let served = counts.hits + counts.misses + 1;
+    let shortage = Shortage {
+        asked,
+        usage: context.pool.usage(),
+        driver_free: context.driver_memory().map(|(free, _)| free),
+        total: context.total,
+        max: config().max.of(context.total),
+    };
+    let level = shortage.level();
+    if !log::log_enabled!(level) {
+        return;
+    }
     let number = {
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let known = told.1.get_or_insert_default();
@@ -54,19 +62,13 @@ pub fn tell(context: &'static Context, asked: u64) {
         told.0 += 1;
         told.0
     };
-    let shortage = Shortage {
-        asked,
-        usage: context.pool.usage(),
-        driver_free: context.driver_memory().map(|(free, _)| free),
-        total: context.total,
-        max: config().max.of(context.total),
-    };
     let last = if number == MOST {
         " (further reports are left out)"
     } else {
         ""
     };
-    log::warn!(
+    log::log!(
+        level,
         "out of memory on device {}: {}{last}",
         context.device,
         shortage.text()
@@ -83,6 +85,18 @@ impl Shortage {
             ..
         } = self.usage;
         reserved.saturating_sub(live + waiting)
+    }
+
+    /// A warning where the pool has a part in it: natively there might have been
+    /// enough. A full device is the program's affair, which natively nothing is
+    /// said about; many programs try until they are refused.
+    fn level(&self) -> log::Level {
+        let there = self.driver_free.unwrap_or(0) + self.pool_free() + self.usage.waiting;
+        if self.asked <= there {
+            log::Level::Warn
+        } else {
+            log::Level::Info
+        }
     }
 
     fn text(&self) -> String {
