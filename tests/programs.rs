@@ -366,6 +366,7 @@ fn every_program_is_run() {
         "differential",
         "driver_facts",
         "guard",
+        "other_needs",
         "pairs",
         "plugin_library",
         "forwarding_library",

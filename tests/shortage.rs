@@ -8,7 +8,13 @@ use std::process::Stdio;
 
 use commanded::Commanded;
 
+/// What is said with every report on.
 fn reports(variables: &[(&str, &str)], lines: &[&str]) -> Vec<String> {
+    let told = [&[("GPUPOOL_LOG", "info")], variables].concat();
+    reports_with(&told, lines)
+}
+
+fn reports_with(variables: &[(&str, &str)], lines: &[&str]) -> Vec<String> {
     let mut program = Commanded::start_with(variables, Stdio::piped());
     program.tell("init");
     for line in lines {
@@ -25,7 +31,7 @@ fn reports(variables: &[(&str, &str)], lines: &[&str]) -> Vec<String> {
 fn each_event_is_told_once() {
     let once = reports(&[], &["fill"]);
     assert_eq!(once.len(), 1, "{once:#?}");
-    assert!(once[0].contains("warn: "), "{once:#?}");
+    assert!(once[0].contains("info: "), "{once:#?}");
     assert!(
         once[0].contains("64 MiB (67108864 bytes) asked for"),
         "{once:#?}"
@@ -85,6 +91,15 @@ fn pieces_are_told_from_lack() {
     let told = reports(&[], &["holes 1000000", "ask 3000000000"]);
     let last = told.last().expect("a report");
     assert!(last.contains("not in one piece"), "{told:#?}");
+    assert!(last.contains("warn: "), "{told:#?}");
+}
+
+/// Natively nothing is said when the device is full; a shortage that the pool has a part in is.
+#[test]
+fn a_full_device_is_not_worth_a_warning() {
+    assert!(reports_with(&[], &["fill"]).is_empty());
+    assert!(reports_with(&[], &["alloc 4000000000", "ask 7000000000"]).is_empty());
+    assert!(!reports_with(&[], &["holes 1000000", "ask 3000000000"]).is_empty());
 }
 
 #[test]

@@ -234,7 +234,7 @@ def summary() -> str:
 
 def shortage() -> str:
     """The report when the device is full."""
-    with commanded() as program:
+    with commanded(env={"GPUPOOL_LOG": "info"}) as program:
         program.tell("init", "fill")
         said = program.end()
     reports = [l for l in said.splitlines() if "out of memory on device" in l]

@@ -16,21 +16,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// The `gpupool` command, the one built last.
 pub fn command() -> PathBuf {
-    let built = |profile: &str| {
-        let path = support::target().join(profile).join("gpupool");
-        let time = path
-            .metadata()
-            .and_then(|data| data.modified())
-            .unwrap_or(SystemTime::UNIX_EPOCH);
-        (time, path)
-    };
-    let (time, path) = built("release").max(built("debug"));
-    assert!(
-        time > SystemTime::UNIX_EPOCH,
-        "{} is not there: run scripts/test, which builds it",
-        path.display()
-    );
-    path
+    support::built_last("gpupool")
 }
 
 /// Prepares `gpupool ARGUMENTS`.

@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use crate::support::{Run, library, program, simulated_driver, target};
+use crate::support::{Run, built_last, library, program, simulated_driver};
 
 /// How long an answer may take on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -19,21 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// # Panics
 /// If neither was built.
 pub fn command() -> PathBuf {
-    let built = |profile: &str| {
-        let path = target().join(profile).join("gpupool");
-        let time = path
-            .metadata()
-            .and_then(|data| data.modified())
-            .unwrap_or(SystemTime::UNIX_EPOCH);
-        (time, path)
-    };
-    let (time, path) = built("release").max(built("debug"));
-    assert!(
-        time > SystemTime::UNIX_EPOCH,
-        "{} is not there: run scripts/test, which builds it",
-        path.display()
-    );
-    path
+    built_last("gpupool")
 }
 
 /// Prepares a run of the command.

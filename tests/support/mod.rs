@@ -54,8 +54,17 @@ pub fn library() -> PathBuf {
     if let Some(path) = std::env::var_os("GPUPOOL_LIB").filter(|path| !path.is_empty()) {
         return path.into();
     }
+    built_last("libgpupool.so")
+}
+
+/// What cargo built by this name: of the release and the debug build the one
+/// built last.
+///
+/// # Panics
+/// If neither was built.
+pub fn built_last(name: &str) -> PathBuf {
     let built = |profile: &str| {
-        let path = target().join(profile).join("libgpupool.so");
+        let path = target().join(profile).join(name);
         let time = path
             .metadata()
             .and_then(|data| data.modified())

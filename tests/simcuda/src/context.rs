@@ -198,7 +198,20 @@ fn current_context(core: &Core) -> Result<&Context, i32> {
 
 pub(crate) fn get_device(out: *mut i32) -> Answer {
     let core = state::lock();
-    put(out, current_context(&core)?.device as i32)
+    let device = match current_context(&core) {
+        Ok(context) => context.device,
+        // Of a primary context that was reset after a kernel fault the device
+        // can still be asked for, and nothing else (seen on an H200).
+        Err(error) => {
+            let handle = state::current_handle();
+            core.contexts
+                .values()
+                .find(|c| c.handle == handle && c.primary && core.primaries[c.device].spoilt)
+                .map(|c| c.device)
+                .ok_or(error)?
+        }
+    };
+    put(out, device as i32)
 }
 
 /// The form for any context; NULL is the current one.
