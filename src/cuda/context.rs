@@ -414,6 +414,14 @@ pub fn by_handle(handle: CUcontext) -> Option<&'static Context> {
         .copied()
 }
 
+/// The context behind `handle`, looked at if it is not known yet.
+pub fn behind(handle: CUcontext) -> Option<&'static Context> {
+    find(handle).or_else(|| {
+        let _entered = Entered::enter(handle)?;
+        current()
+    })
+}
+
 /// Runs a call that may end `context`; `ended` looks at the result. While it
 /// runs, nothing is served from the pool and no fence can complete; if the
 /// context has ended, its pool is dropped without touching the driver, and

@@ -106,10 +106,12 @@ pub fn synchronized(other: CUcontext, call: impl FnOnce() -> CUresult) -> CUresu
 fn prove(other: CUcontext) {
     /// Ids of contexts that were synchronised.
     static SEEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+    // The runtime of CUDA 13 names the context, which may have been made before
+    // the library came.
     let context = if other == 0 {
         context::current()
     } else {
-        context::by_handle(other)
+        context::behind(other)
     };
     let Some(context) = context else { return };
     if context.status() == Status::Aside {

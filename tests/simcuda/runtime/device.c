@@ -265,7 +265,10 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 API cudaError_t cudaDeviceSynchronize(void)
 {
     BEGIN;
-    RETURN(driver.cuCtxSynchronize_());
+    /* NVIDIA's names the context. */
+    CUcontext current = NULL;
+    driver.cuCtxGetCurrent_(&current);
+    RETURN(driver.cuCtxSynchronize_(current));
 }
 
 API cudaError_t cudaDeviceReset(void)

@@ -34,7 +34,7 @@
     X(cuCtxSetCurrent, 4000, cuCtxSetCurrent)                                 \
     X(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                                 \
     X(cuCtxGetDevice, 2000, cuCtxGetDevice)                                   \
-    X(cuCtxSynchronize, 2000, cuCtxSynchronize)                               \
+    X(cuCtxSynchronize, 13000, cuCtxSynchronize_v2) /* as NVIDIA's */         \
     X(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange)         \
     X(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess)                     \
     X(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess)                   \
