@@ -1,4 +1,4 @@
-"""Endless work to attach to, with framework caching off.   attach_loops.py torch|cupy|tensorrt
+"""Endless work to attach to, with framework caching off.   attach_loops.py torch|cupy
 
 Prints `RATE CHECKSUM` for each stretch of about half a second: iterations per second, and a number
 that is the same for every stretch. Ends when its standard input does."""
@@ -61,42 +61,5 @@ def cupy_loop():
     stretches(step, cupy.cuda.Device().synchronize, lambda: f"{float(step()):.6e}")
 
 
-def tensorrt_loop():
-    """An execution context for each request, as servers make that keep none: its memory is allocated
-    and freed each time."""
-    import numpy
-    import tensorrt as trt
-    import torch
-
-    shape = (4, 3, 256, 256)
-    logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(0)
-    x = network.add_input("x", trt.float32, shape)
-    # Small whole numbers, so that no way to compute rounds.
-    for _ in range(3):
-        kernel = trt.Weights(numpy.ones((3, 3, 1, 1), dtype=numpy.float32))
-        convolution = network.add_convolution_nd(x, 3, (1, 1), kernel)
-        x = network.add_activation(convolution.get_output(0), trt.ActivationType.RELU).get_output(0)
-    x.name = "y"
-    network.mark_output(x)
-    plan = builder.build_serialized_network(network, builder.create_builder_config())
-    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
-    stream = torch.cuda.Stream()
-    source = (torch.arange(numpy.prod(shape), device="cuda") % 5 - 1).float().reshape(shape)
-    result = torch.empty(shape, device="cuda")
-    torch.cuda.synchronize()
-
-    def step():
-        context = engine.create_execution_context()
-        context.set_tensor_address("x", source.data_ptr())
-        context.set_tensor_address("y", result.data_ptr())
-        if not context.execute_async_v3(stream.cuda_stream):
-            sys.exit("not run")
-        stream.synchronize()
-
-    stretches(step, torch.cuda.synchronize, lambda: f"{float(result.double().sum())}")
-
-
 if __name__ == "__main__":
-    {"torch": torch_loop, "cupy": cupy_loop, "tensorrt": tensorrt_loop}[sys.argv[1]]()
+    {"torch": torch_loop, "cupy": cupy_loop}[sys.argv[1]]()

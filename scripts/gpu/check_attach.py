@@ -154,9 +154,8 @@ def cupy_loop():
     return whole_life(["python3", common.HERE / "attach_loops.py", "cupy"])
 
 
-def tensorrt_contexts():
-    need_module("tensorrt", "torch")
-    return whole_life(["python3", common.HERE / "attach_loops.py", "tensorrt"])
+def tensorrt_serving():
+    return whole_life([*common.tensorrt(), common.HERE / "tensorrt_work.py", "serve"])
 
 
 def checks() -> list[Check]:
@@ -164,5 +163,5 @@ def checks() -> list[Check]:
         Check("attach_nvcc_static", nvcc_program, "speed"),
         Check("attach_torch_inference", torch_inference, "speed"),
         Check("attach_cupy", cupy_loop, "speed"),
-        Check("attach_tensorrt", tensorrt_contexts, "speed"),
+        Check("attach_tensorrt", tensorrt_serving, "speed"),
     ]

@@ -55,10 +55,10 @@ def cufft_plan():
 
 # covers: case-35
 def tensorrt_large():
-    need_module("tensorrt", "torch")
-    pooled = _equal("tensorrt_large.py")
-    if not pooled.out.strip().splitlines()[-1].endswith("wrong 0"):
-        raise Fail(pooled.out.strip().splitlines()[-1])
+    command = [*common.tensorrt(), common.HERE / "tensorrt_work.py", "large"]
+    native = common.expect_ok(common.run(command), "without the library it")
+    pooled = common.expect_ok(common.run(command, library=common.LIBRARY), "with the library it")
+    common.compare(native.out, pooled.out)
     return "4 runs with 96 MiB of output right"
 
 

@@ -164,6 +164,14 @@ def need_module(*names: str) -> None:
             raise Skip(f"no {name} here")
 
 
+def tensorrt() -> list[str]:
+    """The command that runs Python with TensorRT: what TENSORRT names, else this Python."""
+    if command := os.environ.get("TENSORRT"):
+        return [command]
+    need_module("tensorrt", "numpy")
+    return ["python3"]
+
+
 def need_tool(name: str) -> str:
     """Skips the check if the toolkit has no such program."""
     found = tool(name)
