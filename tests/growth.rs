@@ -171,7 +171,7 @@ fn empty_segments_go_back_for_new_ones_only_while_the_gpu_is_idle() {
             assert_eq!(released, 0, "{usage:?}");
             assert!(usage.reserved > 600 * MIB, "{usage:?}");
         } else {
-            assert!(released > 0 && usage.reserved <= 360 * MIB, "{usage:?}");
+            assert!(released > 0 && usage.reserved <= 400 * MIB, "{usage:?}");
         }
         assert_eq!(device.state.lock().unwrap().released_while_busy, 0);
         assert!(second.size == 300 * MIB);

@@ -40,7 +40,7 @@ def _pooled(script, short, long, env=None):
 
 def torch_caching_off():
     need_module("torch")
-    return _pooled("torch_model.py", 30, 90, CACHING_OFF)
+    return _pooled("torch_model.py", 200, 600, CACHING_OFF)
 
 
 def torch_own_allocator():

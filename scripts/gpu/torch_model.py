@@ -38,8 +38,7 @@ def main():
         if i == 19:
             print(f"after 20: loss {loss.item():.7f} product {z.item():.6f}", flush=True)
     weights = sum(float(p.double().abs().sum()) for p in [*pictures.parameters(), *numbers.parameters()])
-    if iterations == 30:
-        print(f"weights {weights:.6f}", flush=True)
+    print(f"weights {weights:.6f}", flush=True)
 
 
 if __name__ == "__main__":

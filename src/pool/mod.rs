@@ -178,8 +178,8 @@ impl Pool {
             flushed_at: AtomicU64::new(0),
             stalled_at: AtomicU64::new(u64::MAX),
             join_stalled_at: AtomicU64::new(u64::MAX),
-            for_order: Budget::for_order(),
-            for_growth: Budget::for_growth(),
+            for_order: Budget::new(),
+            for_growth: Budget::new(),
             preallocated: AtomicU64::new(0),
         }
     }

@@ -34,10 +34,10 @@ const MEDIUM_STEP: (u64, u64) = (8 << 20, 32 << 20);
 const LARGE_STEP: (u64, u64) = (32 << 20, 1 << 30);
 /// What the pool may hold before it gives empty segments back for new ones: so
 /// much at any time, and so many hundredths of what the program has held at
-/// most; the last where [`super::budget::Budget::for_order`] is spent. Figures
+/// most; the last where the budget for order is spent. Figures
 /// from recorded traces of real programs: less costs driver calls, more costs
 /// memory and saves few.
-const TARGET: (u64, u64, u64) = (64 << 20, 110, 150);
+const TARGET: (u64, u64, u64) = (64 << 20, 120, 150);
 /// Misses poll this long in sum before the pool takes new memory: about what
 /// the driver's allocation costs (30 µs on an H200). So polling never costs
 /// more than growing would have, and a pool in which allocations keep missing
