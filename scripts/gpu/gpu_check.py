@@ -21,6 +21,7 @@ import check_frameworks
 import check_programs
 import check_speed
 import check_suites
+import check_tools
 
 # Checks of these groups run in this order: many at a time, one at a time (those that fill the
 # device), and last, alone, those that measure.
@@ -110,7 +111,7 @@ def main() -> int:
     options = parser.parse_args()
 
     checks = (check_programs.checks() + check_frameworks.checks() + check_cases.checks() + check_suites.checks()
-              + check_attach.checks() + check_cli.checks() + check_speed.checks())
+              + check_attach.checks() + check_cli.checks() + check_tools.checks() + check_speed.checks())
     if options.only:
         patterns = options.only.split(",")
         checks = [c for c in checks if any(fnmatch.fnmatch(c.name, p) for p in patterns)]
