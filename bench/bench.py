@@ -83,14 +83,16 @@ def measure(options) -> int:
 
 
 def write_page(options) -> int:
-    """The page of numbers that are there already."""
-    data = json.loads(Path(options.page).read_text(encoding="utf-8"))
-    Path(options.out).write_text(page.page(data), encoding="utf-8")
+    """The page of numbers that are there already, with the plots in `plots` beside it."""
+    data = json.loads(Path(options.page or options.plot).read_text(encoding="utf-8"))
+    out = Path(options.out)
+    out.write_text(page.page(data, out.parent / "plots"), encoding="utf-8")
     return 0
 
 
 def plot(options) -> int:
-    """The plots of numbers that are there already, by matplotlib in an environment of its own."""
+    """The plots of numbers that are there already, by matplotlib in an environment of its own, and the
+    page again."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     environment = target / "plot-environment"
     wanted = MATPLOTLIB.read_text(encoding="utf-8")
@@ -101,7 +103,9 @@ def plot(options) -> int:
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", MATPLOTLIB],
                        check=True)
         installed.write_text(wanted, encoding="utf-8")
-    return subprocess.run([python, ROOT / "bench" / "plot.py", options.plot, options.plots], check=False).returncode
+    done = subprocess.run([python, ROOT / "bench" / "plot.py", options.plot, Path(options.out).parent / "plots"],
+                          check=False)
+    return done.returncode or write_page(options)
 
 
 def main() -> int:
@@ -120,8 +124,9 @@ def main() -> int:
                         help="the page (docs/bench.md)")
     parser.add_argument("--list", action="store_true", help="name the sections and their ways, and end")
     parser.add_argument("--page", metavar="JSON", help="only the page, from raw numbers")
-    parser.add_argument("--plot", metavar="JSON", help="only the plots, from raw numbers; needs network once")
-    parser.add_argument("--plots", metavar="FOLDER", default=str(ROOT / "docs" / "plots"), help="(docs/plots)")
+    parser.add_argument("--plot", metavar="JSON",
+                        help="only the plots, in plots/ beside the page, and the page, from raw numbers; needs "
+                             "network once")
     parser.add_argument("--smoke", action="store_true",
                         help="whether everything works, on the simulated driver; writes no page")
     options = parser.parse_args()

@@ -1,8 +1,10 @@
 """The page docs/bench.md, from the raw numbers."""
 
+import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
-from runs import median
+HOW = Path(__file__).resolve().parent / "how.md"
 
 LABELS = {
     "native": "cudaMalloc, cudaFree",
@@ -20,9 +22,13 @@ LABELS = {
     "observe": "the library, `GPUPOOL_MODE=observe`",
     "preallocated": "allocated beforehand",
     "uncached": "every array a cudaMalloc",
+    "without": "without the library",
+    "with": "with the library",
+    "pinned": "cudaMallocHost, cudaFreeHost",
     "own": "the framework's own pool",
     "own-expandable": "its own, expandable segments",
     "own-async": "its own, cudaMallocAsync",
+    "untuned": "cudaMallocAsync, untuned",
     "native-tuned": "tuned by the program",
     "gpupool-pass": "**gpupool**, `GPUPOOL_ASYNC=pass`",
     "gpupool-tune": "**gpupool**, `GPUPOOL_ASYNC=tune`",
@@ -30,11 +36,19 @@ LABELS = {
 }
 
 
+def median(way: dict | None, key: str) -> float | None:
+    """The median over the turns; None without a number."""
+    values = way["values"].get(key) if way else None
+    return statistics.median(values) if values else None
+
+
 def bytes_name(size: float) -> str:
     """A size in binary units."""
-    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    if size >= 1 << 30:
+        return f"{size / (1 << 30):.2f} GiB"
+    for unit, step in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= step:
-            return f"{size / step:.2f} {unit}" if unit == "GiB" and size < 10 * step else f"{size / step:.0f} {unit}"
+            return f"{size / step:.0f} {unit}"
     return f"{size:.0f} B"
 
 
@@ -51,7 +65,9 @@ def rate_name(rate: float) -> str:
 
 
 def ms_name(ms: float) -> str:
-    return f"{ms:.2f} ms" if ms >= 1 else f"{ms * 1e3:.0f} µs"
+    if ms < 1:
+        return f"{ms * 1e3:.0f} µs"
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.2f} ms"
 
 
 def ratio_name(ratio: float) -> str:
@@ -69,6 +85,15 @@ class Column:
 def column(head: str, key: str, name) -> Column:
     """The median of a number."""
     return Column(head, lambda way, _: None if (v := median(way, key)) is None else name(v))
+
+
+def beside(head: str, key: str, name, base: str) -> Column:
+    """The median of a number, and its ratio to another way's."""
+    def cell(way, ways):
+        mine, other = median(way, key), median(ways.get(base), key)
+        return None if mine is None else f"{name(mine)} ({ratio_name(mine / other)})" if other else name(mine)
+
+    return Column(head, cell)
 
 
 def first_of(head: str, keys: list[str], name) -> Column:
@@ -90,16 +115,19 @@ def against(head: str, key: str, base: str) -> Column:
 
 def problems(ways: dict) -> list[str]:
     """What could not be measured, and what the library said."""
-    lines = []
+    lines, absent = [], {}
     for name, way in ways.items():
         label = LABELS.get(name, name)
         if way["not_here"]:
-            lines.append(f"- {label}: not measured, {way['not_here']}.")
+            absent.setdefault(way["not_here"], []).append(label)
+        elif way["missed_turns"] and not way["values"] and not way["failures"]:
+            absent.setdefault("the time was over", []).append(label)
         if way["failures"]:
             more = f" (and {len(way['failures']) - 1} more)" if len(way["failures"]) > 1 else ""
             lines.append(f"- {label}: **failed**, {way['failures'][0].replace('|', '/')}{more}.")
         for note in way["notes"]:
             lines.append(f"- {label}: said `{note.replace('`', '')}`")
+    lines = [f"- Not measured ({why}): {', '.join(labels)}." for why, labels in absent.items()] + lines
     return ["", *lines] if lines else []
 
 
@@ -223,33 +251,32 @@ MEMORY_NOTE = ("Device memory is the most that was in use on the whole device, o
 
 def infer(ways):
     lines = ("batch-1", "batch-8", "batch-32", "batch-8-streams-4")
-    columns = [column(line, line, ms_name) for line in lines]
-    columns += [against(f"{line} / own", line, "own") for line in lines] + MEMORY
-    return ["PyTorch inference of a transformer, milliseconds an iteration. In the first two rows its cache is off "
+    columns = [beside(line, line, ms_name, "own") for line in lines] + MEMORY
+    return ["PyTorch inference of a transformer: the time of an iteration, and its ratio to PyTorch's own pool. In the first two rows its cache is off "
             f"(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`). {MEMORY_NOTE}", "", *table(ways, columns), *checksums(ways)]
 
 
 def train(ways):
-    columns = [column("training, a step", "train", ms_name), against("/ own", "train", "own"),
-               column("linear layers", "cache-kept", ms_name),
-               column("the same, `empty_cache` each time", "cache-emptied", ms_name),
+    columns = [beside("training, a step", "train", ms_name, "own"),
+               beside("linear layers", "cache-kept", ms_name, "own"),
+               beside("the same, `empty_cache` each time", "cache-emptied", ms_name, "own"),
                column("most allocated", "allocated", bytes_name), *MEMORY]
     return ["PyTorch training of a transformer over batches of varied shapes, and inference of linear layers that "
             f"empties PyTorch's cache in each iteration. {MEMORY_NOTE}", "", *table(ways, columns)]
 
 
 def cupy(ways):
-    columns = [column("an iteration", "elementwise", ms_name), against("/ own", "elementwise", "own"), *MEMORY]
+    columns = [beside("an iteration", "elementwise", ms_name, "own"), *MEMORY]
     return [f"CuPy, element-wise operations over arrays of changing sizes. {MEMORY_NOTE}", "",
             *table(ways, columns), *checksums(ways)]
 
 
 def startup(ways):
-    mine, other = median(ways.get("gpupool"), "startup"), median(ways.get("native"), "startup")
+    mine, other = median(ways.get("with"), "startup"), median(ways.get("without"), "startup")
     lines = ["What a process without CUDA notices: `true`, started over and over by a shell.", "",
              *table(ways, [column("a process", "startup", time_name)])]
     if mine and other:
-        lines += ["", f"The library adds {(mine - other) / 1e3:.0f} µs."]
+        lines += ["", f"The difference: {(mine - other) / 1e3:.0f} µs."]
     return lines
 
 
@@ -281,11 +308,10 @@ def ordered(ways):
     columns = [column(f"{threads} thread{'s' * (threads != '1')}", f"pairs:{size}:{threads}", rate_name)
                for size, threads in keys_of(ways, "pairs")]
     columns += [column("synchronised each time", f"sync:{size}", rate_name) for (size,) in keys_of(ways, "sync")]
-    rows = {("cudaMallocAsync, untuned" if name == "native" else name): way for name, way in ways.items()}
     return ["cudaMallocAsync and cudaFreeAsync of 1 MiB, pairs a second: the default pool as it comes (release "
             "threshold 0), tuned by the program, and left to the library. The last column has a "
             "cudaStreamSynchronize after each pair, where an untuned pool gives everything back.", "",
-            *table(rows, columns)]
+            *table(ways, columns)]
 
 
 def traces(ways):
@@ -346,8 +372,8 @@ def picture(name: str) -> list[str]:
             f'<img alt="{PLOT_TEXTS[name]}" src="plots/{name}-light.svg">', "</picture>"]
 
 
-def page(data: dict, plots=None) -> str:
-    """The whole page; `plots` are the names of the plots that there are."""
+def page(data: dict, plots: Path | None = None) -> str:
+    """The whole page, with the plots that are in the folder `plots` beside it."""
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     kind = {"full": "", "quick": " A quick run: one turn, the main peers.",
             "smoke": " **The simulated driver**: whether it works, no measurement."}[data["kind"]]
@@ -366,7 +392,7 @@ def page(data: dict, plots=None) -> str:
         if ways := data["sections"].get(name):
             lines += ["", f"## {title}", "", *body(ways)]
             for plot in PLOTS.get(name, ()):
-                if plot in (plots or ()):
+                if plots and (plots / f"{plot}-light.svg").exists():
                     lines += picture(plot)
             lines += problems(ways)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n" + HOW.read_text(encoding="utf-8")

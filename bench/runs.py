@@ -4,7 +4,7 @@ turns. Whatever goes wrong is kept beside the numbers, and the next one goes on.
 import ctypes
 import json
 import os
-import statistics
+import re
 import sys
 import threading
 import time
@@ -111,7 +111,8 @@ class Results:
 
     def way(self, section: str, way: str) -> dict:
         """Where a way's numbers go."""
-        empty = {"values": {}, "texts": {}, "failures": [], "notes": [], "not_here": None}
+        empty = {"values": {}, "texts": {}, "failures": [], "notes": [], "not_here": None,
+                 "missed_turns": 0}
         return self.data["sections"].setdefault(section, {}).setdefault(way, empty)
 
     def save(self) -> None:
@@ -119,12 +120,6 @@ class Results:
             new = self.path.with_name(self.path.name + ".new")
             new.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
             new.replace(self.path)
-
-
-def median(way: dict | None, key: str) -> float | None:
-    """The median over the turns; None without a number."""
-    values = way["values"].get(key) if way else None
-    return statistics.median(values) if values else None
 
 
 class Runner:
@@ -143,7 +138,7 @@ class Runner:
             return
         left = self.deadline - time.monotonic()
         if left < 2:
-            record["failures"].append(f"turn {turn + 1}: the time was over")
+            record["missed_turns"] += 1
             return
         out, peak = "", None
         try:
@@ -151,7 +146,9 @@ class Runner:
             left = max(2.0, self.deadline - time.monotonic())
 
             def work():
-                return common.run(command, env={**(self.env or {}), **way.env}, cuda_path=self.env is None,
+                # Python's packages find their own runtime.
+                return common.run(command, env={**(self.env or {}), **way.env},
+                                  cuda_path=self.env is None and bool(way.programs),
                                   library=common.LIBRARY if way.library else None, stats=section.stats,
                                   timeout=min(section.timeout, left))
 
@@ -160,8 +157,9 @@ class Runner:
             if done.code != 0:
                 record["failures"].append(f"turn {turn + 1}: exit {done.code}: {done.tail()}")
             for line in done.err.splitlines():
-                if "gpupool" in line and line not in record["notes"] and len(record["notes"]) < 3:
-                    record["notes"].append(line[:300])
+                said = re.sub(r"gpupool\[\d+\]", "gpupool", line)[:300]
+                if "gpupool" in said and said not in record["notes"] and len(record["notes"]) < 3:
+                    record["notes"].append(said)
             if reserved := done.stats.get("peak_reserved_bytes"):
                 record["values"].setdefault("pool-reserved", []).append(float(reserved))
         except Skip as why:

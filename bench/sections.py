@@ -41,7 +41,7 @@ def pair_jobs(scale: Scale) -> list[str]:
 
 
 def busy_jobs(scale: Scale) -> list[str]:
-    return [f"busy:{MIB}:{threads}" for threads in scale.threads]
+    return [f"busy:{MIB}:{threads}" for threads in scale.threads if threads not in (2, 8) or scale.simulated]
 
 
 def handoff_jobs(scale: Scale) -> list[str]:
@@ -87,31 +87,35 @@ class Maker:
         return Way(name, command, programs=[program], **options)
 
     def peers(self, jobs: list[str], env: dict[str, str] | None = None) -> list[Way]:
-        """Every allocator, and gpupool in each way to reach it."""
+        """Every allocator that threads can use."""
         env = env or {}
-
-        def cupy():
-            self.needs_gpu("cupy")
-            return ["python3", SOURCES / "cupy_pairs.py", str(self.scale.seconds), *jobs]
-
-        ways = [
+        return [
             self.jobs("native", "shared", "malloc", jobs),
             self.jobs("gpupool", "shared", "malloc", jobs, library=True, env=env),
             self.jobs("gpupool-static", "static", "malloc", jobs, library=True, env=env),
-            self.jobs("gpupool-driver", "shared", "driver", jobs, library=True, env=env, quick=False),
             self.jobs("async", "shared", "async", jobs),
             self.jobs("cub", "cub", "cub", jobs, quick=False),
             self.jobs("rmm-pool", "rmm", "rmm-pool", jobs, quick=False),
             self.jobs("rmm-arena", "rmm", "rmm-arena", jobs, quick=False),
             self.jobs("torch", "torch", "torch", jobs, quick=False),
+        ]
+
+    def all_peers(self, jobs: list[str]) -> list[Way]:
+        """These, CuPy's, and what shows the cost of a way: through the driver, and a library that does
+        nothing or only looks on."""
+        def cupy():
+            self.needs_gpu("cupy")
+            return ["python3", SOURCES / "cupy_pairs.py", str(self.scale.seconds), *jobs]
+
+        return [
+            *self.peers(jobs),
+            Way("cupy", cupy, quick=False),
+            self.jobs("gpupool-driver", "shared", "driver", jobs, library=True, quick=False),
             self.jobs("driver", "shared", "driver", jobs, quick=False),
             self.jobs("off", "shared", "malloc", jobs, library=True, env={"GPUPOOL_MODE": "off"}, quick=False),
             self.jobs("observe", "shared", "malloc", jobs, library=True, env={"GPUPOOL_MODE": "observe"},
                       quick=False),
         ]
-        if any(job.startswith("pairs:") and job.endswith(":1") for job in jobs):
-            ways.insert(9, Way("cupy", cupy, quick=False))
-        return ways
 
     def needs_gpu(self, *modules: str) -> None:
         if self.scale.simulated:
@@ -184,7 +188,7 @@ class Maker:
         def command():
             return [SOURCES / "startup", str(self.scale.startups)]
 
-        return [Way("native", command), Way("gpupool", command, library=True)]
+        return [Way("without", command), Way("with", command, library=True)]
 
     def all(self) -> list[Section]:
         """Every section, in the order in which they are run and shown."""
@@ -192,9 +196,9 @@ class Maker:
         jobs, costs, mistakes = self.jobs, cost_jobs(scale), mistake_jobs(scale)
         live, hosts, ordered = live_jobs(scale), host_jobs(scale), async_jobs(scale)
         # A million native allocations would take half a minute, and as long to free.
-        few = live[:2]
+        few = live[:2] if scale.kind != "quick" else live[:1]
         sections = [
-            Section("pairs", self.peers(pair_jobs(scale))),
+            Section("pairs", self.all_peers(pair_jobs(scale))),
             Section("busy", self.peers(busy_jobs(scale), {"GPUPOOL_MAX": "1G"})),
             Section("handoff", self.peers(handoff_jobs(scale))),
             Section("costs", [
@@ -227,17 +231,17 @@ class Maker:
                 jobs("async", "shared", "async", live, quick=False),
             ], turns=1),
             Section("host", [
-                jobs("native", "shared", "malloc", hosts),
+                jobs("pinned", "shared", "malloc", hosts),
                 jobs("gpupool", "shared", "malloc", hosts, library=True),
                 jobs("preallocated", "shared", "malloc", [f"staging:{scale.staging}:kept"]),
             ], turns=2),
             Section("async", [
-                jobs("native", "shared", "async-untuned", ordered),
+                jobs("untuned", "shared", "async-untuned", ordered),
                 jobs("native-tuned", "shared", "async", ordered),
                 *[jobs(f"gpupool-{value}", "shared", "async-untuned", ordered, library=True,
                        env={"GPUPOOL_ASYNC": value}, quick=value != "pass") for value in ("pass", "tune", "pool")],
             ], turns=2),
-            Section("traces", self.traces(), turns=1, stats=False),
+            Section("traces", self.traces(), turns=1, stats=False, quick=False),
         ]
         if scale.kind == "quick":
             for section in sections:

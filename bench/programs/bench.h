@@ -41,19 +41,10 @@ struct Job {
     }
 };
 
-// Makes the device's context the calling thread's; returns a stream of its own.
-inline cudaStream_t enter_device()
-{
-    CHECK(cudaSetDevice(0));
-    CHECK(cudaFree(nullptr));
-    return kit_stream();
-}
-
-inline void leave_device(cudaStream_t stream)
-{
-    CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaStreamDestroy(stream));
-}
+// Makes the device's context the calling thread's; returns a stream that nobody else uses until
+// `leave_device`. Streams are never destroyed: some allocators keep the streams of their blocks.
+cudaStream_t enter_device();
+void leave_device(cudaStream_t stream);
 
 // The kernels, for the current context.
 const kit_kernels &kernels();

@@ -3,9 +3,36 @@
 #include "bench.h"
 
 #include <memory>
+#include <mutex>
 #include <sstream>
 
 namespace bench {
+
+namespace {
+
+std::mutex streams_lock;
+std::vector<cudaStream_t> unused_streams;
+
+} // namespace
+
+cudaStream_t enter_device()
+{
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaFree(nullptr));
+    std::lock_guard<std::mutex> guard(streams_lock);
+    if (unused_streams.empty())
+        return kit_stream();
+    cudaStream_t stream = unused_streams.back();
+    unused_streams.pop_back();
+    return stream;
+}
+
+void leave_device(cudaStream_t stream)
+{
+    CHECK(cudaStreamSynchronize(stream));
+    std::lock_guard<std::mutex> guard(streams_lock);
+    unused_streams.push_back(stream);
+}
 
 const kit_kernels &kernels()
 {

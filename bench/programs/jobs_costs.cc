@@ -40,7 +40,7 @@ void one(Peer &peer, size_t bytes, cudaStream_t stream, cudaStream_t other, uint
 void cost(const Job &job)
 {
     size_t bytes = job.number(1);
-    cudaStream_t stream = enter_device(), other = kit_stream();
+    cudaStream_t stream = enter_device(), other = enter_device();
     Times idle, busy, warm;
     for (int i = 0; i < 3; i++)
         one(job.peer, bytes, stream, other, 0, warm);
