@@ -203,8 +203,8 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             pass
     if named := os.environ.get("RMM_WHEELS"):
-        for wheel in Path(named).glob("librmm*"):
-            found["librmm"] = wheel.name.split("-")[1] if "-" in wheel.name else "?"
+        for wheel in Path(named).glob("librmm_cu*-*"):
+            found["librmm-cu13"] = wheel.name.split("-")[1].removesuffix(".dist")
     if nvcc := common.tool("nvcc"):
         text = common.run([nvcc, "--version"], timeout=30).out
         found["cuda"] = text.partition("release ")[2].partition(",")[0] or "?"

@@ -12,7 +12,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
 
-from page import bytes_name, median, ms_name  # noqa: E402
+from table import bytes_name, median, ms_name  # noqa: E402
 
 # Text, grid, and the colour of what is compared with; the others are readable on both.
 THEMES = {

@@ -165,8 +165,11 @@ class Runner:
         except Skip as why:
             record["not_here"] = str(why)
         except Fail as why:
-            record["failures"].append(f"turn {turn + 1}: {why}")
             out = why.out
+            if why.hangs and left < section.timeout:  # it was cut off, and may be sound
+                record["missed_turns"] += 1
+            else:
+                record["failures"].append(f"turn {turn + 1}: {why}")
         except Exception as why:  # noqa: BLE001 - one line that fails must not lose the others
             record["failures"].append(f"turn {turn + 1}: {type(why).__name__}: {why}")
         try:

@@ -22,8 +22,10 @@ atexit.register(shutil.rmtree, WORK, ignore_errors=True)
 
 
 class Fail(Exception):
-    """The check failed; the text says why. `out` is what the process had printed, if one was run."""
+    """The check failed; the text says why. Of a process that was killed because its time was over
+    (`hangs`), `out` is what it had printed."""
 
+    hangs = False
     out = ""
 
 
@@ -109,7 +111,7 @@ def run(command, *, library: Path | None = None, env: dict[str, str] | None = No
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         why = Fail(f"hangs: not ended after {timeout:.0f} s; last: {(err or out).strip()[-200:]}")
-        why.out = out
+        why.hangs, why.out = True, out
         raise why from None
     result = Result(process.returncode, out, err)
     if stats_folder:
