@@ -86,9 +86,10 @@ void beside(const Job &job)
         round();
         rounds++;
     } while (since(begun) < job.seconds);
-    double took = since(begun);
-    job.say("", static_cast<double>(rounds) / took);
-    job.say("kernels", static_cast<double>(launched() - before) / took);
+    job.say("", static_cast<double>(rounds) / since(begun));
+    while (launched() == before) // a loaded machine may not have come to any
+        std::this_thread::yield();
+    job.say("kernels", static_cast<double>(launched() - before) / since(begun));
 }
 
 } // namespace bench

@@ -36,6 +36,8 @@ void busy(const Job &job)
     uint64_t before = other.launched();
     job.say("", rate(static_cast<int>(job.number(2)), job.seconds,
                      [&](int) { return pair_worker(job.peer, bytes); }));
+    while (other.launched() == before) // a loaded machine may not have come to any
+        std::this_thread::yield();
     job.say("kernels", static_cast<double>(other.launched() - before) / since(begun));
 }
 
