@@ -79,6 +79,10 @@ def measure(options) -> int:
     text = page.page(results.data)
     Path(options.out).write_text(text, encoding="utf-8")
     print(text)
+    for section, ways in results.data["sections"].items():
+        for name, way in ways.items():
+            for failure in way["failures"]:
+                print(f"bench: {section}, {name}: {failure}", file=sys.stderr)
     return 0
 
 
