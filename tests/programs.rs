@@ -367,7 +367,6 @@ fn every_program_is_run() {
         "driver_facts",
         "guard",
         "other_needs",
-        "pairs",
         "plugin_library",
         "forwarding_library",
         "stress",

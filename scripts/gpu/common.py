@@ -22,7 +22,11 @@ atexit.register(shutil.rmtree, WORK, ignore_errors=True)
 
 
 class Fail(Exception):
-    """The check failed; the text says why."""
+    """The check failed; the text says why. Of a process that was killed because its time was over
+    (`hangs`), `out` is what it had printed."""
+
+    hangs = False
+    out = ""
 
 
 class Skip(Exception):
@@ -106,7 +110,9 @@ def run(command, *, library: Path | None = None, env: dict[str, str] | None = No
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        raise Fail(f"hangs: not ended after {timeout:.0f} s; last: {(err or out).strip()[-200:]}") from None
+        why = Fail(f"hangs: not ended after {timeout:.0f} s; last: {(err or out).strip()[-200:]}")
+        why.hangs, why.out = True, out
+        raise why from None
     result = Result(process.returncode, out, err)
     if stats_folder:
         own = stats_folder / f"{process.pid}.json"

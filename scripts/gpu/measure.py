@@ -1,4 +1,4 @@
-"""Measurements that gpu-check and bench share."""
+"""What check_speed measures."""
 
 import common
 from common import Fail, expect_ok, run
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 # How PyTorch allocates in each column.
 TORCH_WAYS = {
     "own": ({}, False),
-    "raw": ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, False),
     "pool": ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, True),
 }
 
@@ -49,14 +48,3 @@ def multi_stream(program, ways: list[str], library=None, kernels: int = 4000):
         way, threads, value = line.split()
         rates[way, int(threads)] = float(value)
     return rates, done.stats
-
-
-def pairs(command, library=None, env=None) -> dict[tuple[str, int, int], float]:
-    """{(way, bytes, threads): nanoseconds a pair and thread} of one run of tests/programs/pairs."""
-    done = run(command, library=library, env=env, cuda_path=env is None, timeout=180)
-    expect_ok(done, "pairs")
-    found = {}
-    for line in done.out.splitlines():
-        way, size, threads, ns = line.split()
-        found[way, int(size), int(threads)] = float(ns)
-    return found

@@ -1,7 +1,8 @@
 """Transformer inference over changing sequence lengths: four lines of `LINE MILLISECONDS CHECKSUM`.
 
 With PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is a cudaMalloc of its own.
-Usage: torch_infer.py [repeat]: each line is the best of `repeat` passes."""
+Usage: torch_infer.py [repeat [memory]]: each line is the best of `repeat` passes; with `memory`
+also `reserved BYTES`, the most that PyTorch's own allocator held."""
 
 import sys
 import time
@@ -38,6 +39,8 @@ def main():
     line("batch-8", 8, (128, 256, 384, 512), 40, repeat=repeat)
     line("batch-32", 32, (128, 256, 384, 512), 16, repeat=repeat)
     line("batch-8-streams-4", 8, (128, 256, 384, 512), 40, streams=4, repeat=repeat)
+    if sys.argv[2:] == ["memory"] and (reserved := torch.cuda.max_memory_reserved()):
+        print(f"reserved {reserved}")
 
 
 if __name__ == "__main__":
