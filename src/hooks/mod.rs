@@ -4,6 +4,7 @@
 
 pub mod arrival;
 pub mod attach;
+mod checkpoint;
 mod entry;
 mod guarded;
 pub mod install;
