@@ -257,6 +257,30 @@ fn a_limit_below_the_devices_memory() {
     assert!(outcome.stderr.contains("error 2 "), "{outcome:#?}");
 }
 
+/// As [`a_limit_below_the_devices_memory`], where the driver's answers about the device tell of the
+/// limit, as under MPS: percentages are of what the driver says, and all growth ends there.
+// covers: limits
+#[test]
+fn a_limit_that_the_driver_tells_of() {
+    let folder = Folder::new("told-limit");
+    let peak = |shown: &str, option: &str, value: &str| {
+        let outcome = churn(&folder, "2000")
+            .env("SIMCUDA_MEMORY", "64G")
+            .env("SIMCUDA_LIMIT", "1G")
+            .env("SIMCUDA_LIMIT_SHOWN", shown)
+            .env(option, value)
+            .env("GPUPOOL_LOG", "error")
+            .run();
+        assert!(outcome.expect_success().stdout.contains("wrong words 0"));
+        number(&statistics(&folder), "/peak_reserved_bytes") >> 20
+    };
+    assert_eq!(peak("1", "GPUPOOL_PREALLOC", "50%"), 512);
+    // A control: half of 64 GiB is more than the limit, which preallocation then runs into.
+    assert!(peak("0", "GPUPOOL_PREALLOC", "50%") > 900);
+    assert!(peak("1", "GPUPOOL_MAX", "10%") <= 102);
+    assert!(peak("0", "GPUPOOL_MAX", "10%") > 102);
+}
+
 // ---- negative control: fences that fall into captures --------------------------------------------
 
 /// With the gate that keeps fences out of captures switched off, `capture.c` meets calls that succeed

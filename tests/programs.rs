@@ -209,6 +209,7 @@ programs! {
     first_in_capture_static: "first_in_capture" "static";
     memgetinfo_shared: "memgetinfo" "shared";
     memgetinfo_static: "memgetinfo" "static";
+    memgetinfo_limit_shared: "memgetinfo_limit" "shared";
     memgetinfo_cap_shared: "memgetinfo_cap" "shared";
     peer_shared: "peer" "shared";
     peer_static: "peer" "static";
@@ -265,6 +266,8 @@ programs! {
     exit_busy_idle_shared: "exit_busy_idle" "shared";
     random_calls_shared: "random_calls" "shared";
     random_calls_static: "random_calls" "static";
+    checkpoint_shared: "checkpoint" "shared";
+    checkpoint_static: "checkpoint" "static";
     driver_only_driver: "driver_only" "driver";
     dlsym_driver_driver: "dlsym_driver" "driver";
     plugin_driver: "plugin" "driver";

@@ -7,6 +7,7 @@
 //! one checkpoints, as the command `cuda-checkpoint` does, makes no call of its
 //! own; there `gpupool trim PID` comes first.
 
+use crate::config::Control;
 use crate::cuda::abi::CUresult;
 use crate::cuda::{capture, context};
 use crate::process::{self, shielded};
@@ -15,7 +16,11 @@ use crate::process::{self, shielded};
 /// while the lock itself waits for all of the GPU's work.
 pub fn begins(process: i32, call: impl FnOnce() -> CUresult) -> CUresult {
     let own = i64::from(process) == i64::from(std::process::id());
-    if own && process::keeps_books() && !capture::own_thread_restricted() {
+    if own
+        && process::keeps_books()
+        && !Control::Checkpoint.is_off()
+        && !capture::own_thread_restricted()
+    {
         shielded(|| {
             let given: u64 = context::all()
                 .into_iter()
