@@ -271,6 +271,12 @@ programs! {
     driver_only_driver: "driver_only" "driver";
     dlsym_driver_driver: "dlsym_driver" "driver";
     plugin_driver: "plugin" "driver";
+    deepbind_driver: "deepbind" "driver";
+    deepbind_now_driver: "deepbind_now" "driver";
+    deepbind_threads_driver: "deepbind_threads" "driver";
+    namespace_driver: "namespace" "driver";
+    descriptors_driver: "descriptors" "driver";
+    descriptors_exec_driver: "descriptors_exec" "driver";
     foreign_shared: "foreign" "shared";
     green_context_driver: "green_context" "driver";
     short_threads_shared: "short_threads" "shared";
@@ -372,6 +378,7 @@ fn every_program_is_run() {
         "other_needs",
         "pairs",
         "plugin_library",
+        "plugin_now",
         "forwarding_library",
         "stress",
     ];

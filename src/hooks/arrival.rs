@@ -5,10 +5,10 @@
 //! function up before it can call one. Which name is looked up does not matter: it may be the entry
 //! point of a plugin that was linked to libcuda.
 //!
-//! What escapes is a plugin opened with RTLD_DEEPBIND that carries the runtime inside: it finds
-//! libc's own `dlsym` instead of ours, and libcuda does no lookup of its own while it initialises
-//! (measured with driver 580.159 and glibc 2.39). If nobody else looks anything up between its
-//! opening libcuda and its `cuInit`, the process runs natively, and the next lookup says so.
+//! A plugin opened with RTLD_DEEPBIND that carries the runtime inside finds libc's own `dlsym` instead
+//! of ours, and libcuda does no lookup of its own while it initialises (measured with driver 580.159
+//! and glibc 2.39). `deepbind` sees to it. What escapes that too, and where nobody else looks anything
+//! up between its opening libcuda and its `cuInit`, runs natively, and the next lookup says so.
 //!
 //! Until libcuda is there, a check costs one `dl_iterate_phdr` that stops at its first object: the
 //! loader counts how many objects it has ever added, and nothing is looked at while that count
@@ -20,6 +20,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::deepbind;
 use super::install;
 use super::objects::{self, Path};
 
@@ -98,6 +99,8 @@ fn watch(at_load: bool) {
         WATCHING => {
             if has_arrived() {
                 claim(at_load);
+            } else {
+                deepbind::redirect();
             }
         }
         DONE => {}
@@ -274,6 +277,20 @@ pub(super) fn lookup(handle: *mut c_void, name: &CStr) -> Option<usize> {
     Some(found)
 }
 
+/// The real `dlopen`; 0 before it was first needed.
+static REAL_DLOPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// As [`real_dlsym`], for `dlopen`.
+#[inline]
+pub fn real_dlopen() -> usize {
+    let known = REAL_DLOPEN.load(Ordering::Acquire);
+    if known != 0 {
+        known
+    } else {
+        find_real(c"dlopen", &REAL_DLOPEN)
+    }
+}
+
 /// The address of libc's (before glibc 2.34: libdl's) `dlsym`; 0 if there is none.
 ///
 /// libdl is among the libraries that this one needs, so it is loaded on an old glibc too. Found by
@@ -281,11 +298,15 @@ pub(super) fn lookup(handle: *mut c_void, name: &CStr) -> Option<usize> {
 #[inline]
 pub fn real_dlsym() -> usize {
     let known = REAL_DLSYM.load(Ordering::Acquire);
-    if known != 0 { known } else { find_real_dlsym() }
+    if known != 0 {
+        known
+    } else {
+        find_real(c"dlsym", &REAL_DLSYM)
+    }
 }
 
 #[cold]
-fn find_real_dlsym() -> usize {
+fn find_real(name: &CStr, slot: &AtomicUsize) -> usize {
     // The version is taken from glibc's number, not by trying: a failed lookup allocates its message,
     // and the caller may be malloc.
     // SAFETY: returns a static string.
@@ -298,9 +319,9 @@ fn find_real_dlsym() -> usize {
     for version in versions {
         // SAFETY: the strings are terminated.
         let found =
-            unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) } as usize;
+            unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) } as usize;
         if found != 0 {
-            REAL_DLSYM.store(found, Ordering::Release);
+            slot.store(found, Ordering::Release);
             return found;
         }
     }
