@@ -298,6 +298,7 @@ programs! {
     exported_static: "exported" "static";
     exported_dmabuf_shared: "exported_dmabuf" "shared";
     exported_token_shared: "exported_token" "shared";
+    context_forms_driver: "context_forms" "driver";
     ending_contexts_driver: "ending_contexts" "driver";
     exit_pthread_shared: "exit_pthread" "shared";
     exit_pthread_static: "exit_pthread" "static";

@@ -280,15 +280,19 @@ pub(super) fn lookup(handle: *mut c_void, name: &CStr) -> Option<usize> {
 /// The real `dlopen`; 0 before it was first needed.
 static REAL_DLOPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// As [`real_dlsym`], for `dlopen`.
+/// The address of the next library's `dlopen` in lookup order, so that another preloaded library keeps
+/// its turn; in the end libc's (before glibc 2.34: libdl's). 0 if there is none.
 #[inline]
 pub fn real_dlopen() -> usize {
     let known = REAL_DLOPEN.load(Ordering::Acquire);
-    if known != 0 {
-        known
-    } else {
-        find_real(c"dlopen", &REAL_DLOPEN)
-    }
+    if known != 0 { known } else { find_dlopen() }
+}
+
+#[cold]
+fn find_dlopen() -> usize {
+    let found = lookup(libc::RTLD_NEXT, c"dlopen").unwrap_or(0);
+    REAL_DLOPEN.store(found, Ordering::Release);
+    found
 }
 
 /// The address of libc's (before glibc 2.34: libdl's) `dlsym`; 0 if there is none.
@@ -298,15 +302,11 @@ pub fn real_dlopen() -> usize {
 #[inline]
 pub fn real_dlsym() -> usize {
     let known = REAL_DLSYM.load(Ordering::Acquire);
-    if known != 0 {
-        known
-    } else {
-        find_real(c"dlsym", &REAL_DLSYM)
-    }
+    if known != 0 { known } else { find_real_dlsym() }
 }
 
 #[cold]
-fn find_real(name: &CStr, slot: &AtomicUsize) -> usize {
+fn find_real_dlsym() -> usize {
     // The version is taken from glibc's number, not by trying: a failed lookup allocates its message,
     // and the caller may be malloc.
     // SAFETY: returns a static string.
@@ -319,9 +319,9 @@ fn find_real(name: &CStr, slot: &AtomicUsize) -> usize {
     for version in versions {
         // SAFETY: the strings are terminated.
         let found =
-            unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) } as usize;
+            unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) } as usize;
         if found != 0 {
-            slot.store(found, Ordering::Release);
+            REAL_DLSYM.store(found, Ordering::Release);
             return found;
         }
     }

@@ -404,6 +404,14 @@ pub(crate) fn enable_peer(peer: u64, flags: u32) -> Answer {
     Ok(())
 }
 
+/// Every context has one user here, so that this ends it.
+pub(crate) fn detach(handle: u64) -> Answer {
+    if handle != state::current_handle() {
+        return Err(code::INVALID_CONTEXT);
+    }
+    destroy(handle)
+}
+
 pub(crate) fn disable_peer(peer: u64) -> Answer {
     let mut core = state::lock();
     let me = core.current()?;

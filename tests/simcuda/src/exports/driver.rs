@@ -63,6 +63,7 @@ super::entries! { ROWS;
         context::create(out, flags, dev);
     ready "cuCtxDestroy" 2000 cuCtxDestroy(ctx: u64) => context::destroy(ctx);
     ready "cuCtxDestroy" 4000 cuCtxDestroy_v2(ctx: u64) => context::destroy(ctx);
+    ready "cuCtxDetach" 2000 cuCtxDetach(ctx: u64) => context::detach(ctx);
     ready "cuCtxPushCurrent" 2000 cuCtxPushCurrent(ctx: u64) => context::push(ctx);
     ready "cuCtxPushCurrent" 4000 cuCtxPushCurrent_v2(ctx: u64) => context::push(ctx);
     ready "cuCtxPopCurrent" 2000 cuCtxPopCurrent(out: Out<u64>) => context::pop(out);
