@@ -48,7 +48,7 @@ fn events_of_ending_contexts_are_noticed() {
 #[test]
 fn exported_memory_that_is_handed_out_is_noticed() {
     const GOOD: &str = "later blocks in what was exported: 0";
-    for how in ["ipc", "dmabuf", "token"] {
+    for how in ["ipc", "dmabuf", "token", "sync"] {
         let run = |off| controlled("exported", "shared", &[how], off).run();
         let with = good(run(None));
         assert!(with.stdout.lines().all(|line| line.ends_with(GOOD)));

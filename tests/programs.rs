@@ -218,8 +218,11 @@ programs! {
     crosses_static: "crosses" "static";
     ipc_shared: "ipc" "shared";
     ipc_static: "ipc" "static";
+    exported_sync_shared: "exported_sync" "shared";
     ranges_shared: "ranges" "shared";
     ranges_static: "ranges" "static";
+    block_calls_shared: "block_calls" "shared";
+    block_calls_static: "block_calls" "static";
     pitched_shared: "pitched" "shared";
     pitched_static: "pitched" "static";
     contexts_driver: "contexts" "driver";
