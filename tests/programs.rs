@@ -219,6 +219,7 @@ programs! {
     ipc_shared: "ipc" "shared";
     ipc_static: "ipc" "static";
     exported_sync_shared: "exported_sync" "shared";
+    ranges_prealloc_shared: "ranges_prealloc" "shared";
     ranges_shared: "ranges" "shared";
     ranges_static: "ranges" "static";
     block_calls_shared: "block_calls" "shared";
