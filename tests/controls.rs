@@ -9,7 +9,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Outcome, Run, no_grace_library, run_program};
+use support::{Folder, Outcome, Run, no_grace_library, run_program};
 
 /// A run with the controls' library, grace on, and `off` switched off.
 fn controlled(name: &str, flavour: &str, arguments: &[&str], off: Option<&str>) -> Run {
@@ -48,7 +48,7 @@ fn events_of_ending_contexts_are_noticed() {
 #[test]
 fn exported_memory_that_is_handed_out_is_noticed() {
     const GOOD: &str = "later blocks in what was exported: 0";
-    for how in ["ipc", "dmabuf", "token"] {
+    for how in ["ipc", "dmabuf", "token", "sync"] {
         let run = |off| controlled("exported", "shared", &[how], off).run();
         let with = good(run(None));
         assert!(with.stdout.lines().all(|line| line.ends_with(GOOD)));
@@ -108,6 +108,29 @@ fn calls_after_the_end_are_noticed() {
     assert_eq!(refused(&good(run(None))), Some(0));
     let without = run(Some("GPUPOOL_TEST_NO_EXIT"));
     assert!(refused(&without) > Some(0), "{without:#?}");
+}
+
+// covers: checkpoints
+/// What a checkpoint has to copy: without the pool 4 MiB and what another thread holds just then.
+#[test]
+fn idle_memory_in_a_checkpoint_is_noticed() {
+    let folder = Folder::new("checkpoint");
+    let copied = |off| {
+        let file = folder.path().join("report");
+        let outcome = controlled("checkpoint", "shared", &[], off)
+            .env("GPUPOOL_WAIT", "20s")
+            .env("SIMCUDA_REPORT", &file)
+            .run();
+        good(outcome);
+        let text = std::fs::read_to_string(&file).expect("the report");
+        std::fs::remove_file(&file).expect("the report");
+        let line: serde_json::Value = serde_json::from_str(text.trim()).expect("one line");
+        line["checkpointed_bytes"].as_u64().expect("a number") >> 20
+    };
+    // Three checkpoints, with 128 MiB freed before each.
+    let (with, without) = (copied(None), copied(Some("GPUPOOL_TEST_NO_CHECKPOINT")));
+    assert!(with < 100, "{with} MiB were copied");
+    assert!(without > 300, "only {without} MiB were copied");
 }
 
 /// The switches do nothing in a release: the library does not know the names.

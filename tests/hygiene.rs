@@ -8,12 +8,13 @@ use std::path::Path;
 
 use support::{Folder, Outcome, Run, compile, library};
 
-const EXPORTS: [&str; 6] = [
+const EXPORTS: [&str; 7] = [
     "cuInit",
     "cudaFree",
     "cudaMalloc",
     "cudaMalloc3D",
     "cudaMallocPitch",
+    "dlopen",
     "dlsym",
 ];
 
@@ -147,6 +148,19 @@ fn programs_without_cuda_do_not_notice() {
 }
 
 // covers: without-cuda case-21
+/// The dynamic linker preloads nothing into these.
+#[test]
+fn statically_linked_programs_do_not_notice() {
+    let folder = Folder::new("static");
+    let source = "#include <stdio.h>
+        int main(void) { puts(\"static\"); return 3; }";
+    for flag in ["-static", "-static-pie"] {
+        let program = compile(&folder, "cc", &flag[1..], source, &[flag]);
+        let outcome = same(|| Run::new(&program));
+        assert_eq!((outcome.stdout.as_str(), outcome.code()), ("static\n", 3));
+    }
+}
+
 #[test]
 fn python_and_its_children_do_not_notice() {
     if Run::new("bash")

@@ -209,6 +209,7 @@ programs! {
     first_in_capture_static: "first_in_capture" "static";
     memgetinfo_shared: "memgetinfo" "shared";
     memgetinfo_static: "memgetinfo" "static";
+    memgetinfo_limit_shared: "memgetinfo_limit" "shared";
     memgetinfo_cap_shared: "memgetinfo_cap" "shared";
     peer_shared: "peer" "shared";
     peer_static: "peer" "static";
@@ -217,8 +218,12 @@ programs! {
     crosses_static: "crosses" "static";
     ipc_shared: "ipc" "shared";
     ipc_static: "ipc" "static";
+    exported_sync_shared: "exported_sync" "shared";
+    ranges_prealloc_shared: "ranges_prealloc" "shared";
     ranges_shared: "ranges" "shared";
     ranges_static: "ranges" "static";
+    block_calls_shared: "block_calls" "shared";
+    block_calls_static: "block_calls" "static";
     pitched_shared: "pitched" "shared";
     pitched_static: "pitched" "static";
     contexts_driver: "contexts" "driver";
@@ -265,9 +270,17 @@ programs! {
     exit_busy_idle_shared: "exit_busy_idle" "shared";
     random_calls_shared: "random_calls" "shared";
     random_calls_static: "random_calls" "static";
+    checkpoint_shared: "checkpoint" "shared";
+    checkpoint_static: "checkpoint" "static";
     driver_only_driver: "driver_only" "driver";
     dlsym_driver_driver: "dlsym_driver" "driver";
     plugin_driver: "plugin" "driver";
+    deepbind_driver: "deepbind" "driver";
+    deepbind_now_driver: "deepbind_now" "driver";
+    deepbind_threads_driver: "deepbind_threads" "driver";
+    namespace_driver: "namespace" "driver";
+    descriptors_driver: "descriptors" "driver";
+    descriptors_exec_driver: "descriptors_exec" "driver";
     foreign_shared: "foreign" "shared";
     green_context_driver: "green_context" "driver";
     short_threads_shared: "short_threads" "shared";
@@ -289,6 +302,7 @@ programs! {
     exported_static: "exported" "static";
     exported_dmabuf_shared: "exported_dmabuf" "shared";
     exported_token_shared: "exported_token" "shared";
+    context_forms_driver: "context_forms" "driver";
     ending_contexts_driver: "ending_contexts" "driver";
     exit_pthread_shared: "exit_pthread" "shared";
     exit_pthread_static: "exit_pthread" "static";
@@ -368,6 +382,7 @@ fn every_program_is_run() {
         "guard",
         "other_needs",
         "plugin_library",
+        "plugin_now",
         "forwarding_library",
         "stress",
     ];

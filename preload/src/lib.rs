@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `dlsym` | whoever opened libcuda looks something up next: the moment to patch it |
 //! | `cuInit` | the same, for what was linked to libcuda |
+//! | `dlopen` | sees RTLD_DEEPBIND, with which a plugin looks up past `dlsym` above |
 //! | `cudaMalloc`, `cudaFree`, `cudaMallocPitch`, `cudaMalloc3D` | the fast path of programs with the shared runtime |
 //!
 //! Everything is decided in the `gpupool` crate; what is here are a few instructions each, in
@@ -17,7 +18,7 @@
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 
-use gpupool_core::hooks::{arrival, attach, runtime};
+use gpupool_core::hooks::{arrival, attach, deepbind, runtime};
 
 /// Runs once, when the dynamic linker has loaded the library, before `main`.
 extern "C" fn on_load() {
@@ -26,6 +27,7 @@ extern "C" fn on_load() {
         // Other code runs already: nothing happens until `gpupool attach` asks for it.
         return;
     }
+    deepbind::set_ours(dlsym as *const () as usize);
     gpupool_core::process::start();
     arrival::check_at_load();
 }
@@ -79,6 +81,47 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const std::ffi::c_cha
 extern "C" fn before_dlsym() -> usize {
     arrival::check();
     arrival::real_dlsym()
+}
+
+/// `void *dlopen(const char *file, int flags)`: looks at the flags, then jumps to the real one, for
+/// which the caller stays the program's: its `$ORIGIN` and search path count.
+///
+/// # Safety
+/// As libc's: `file` is a terminated string or null.
+// SAFETY: the name is that of the function whose contract this keeps.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn dlopen(file: *const std::ffi::c_char, flags: c_int) -> *mut c_void {
+    naked_asm!(
+        ".cfi_startproc",
+        "endbr64",
+        "push rdi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rsi",
+        ".cfi_adjust_cfa_offset 8",
+        "sub rsp, 8",
+        ".cfi_adjust_cfa_offset 8",
+        "call {before_dlopen}",
+        "add rsp, 8",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rsi",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdi",
+        ".cfi_adjust_cfa_offset -8",
+        "test rax, rax",
+        "jz 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        ".cfi_endproc",
+        before_dlopen = sym before_dlopen,
+    )
+}
+
+/// Where the exported `dlopen` goes on. 0, "not found", only where libc has no `dlopen` at all.
+extern "C" fn before_dlopen(_file: *const std::ffi::c_char, flags: c_int) -> usize {
+    deepbind::opening(flags);
+    arrival::real_dlopen()
 }
 
 /// `CUresult cuInit(unsigned int flags)`: as `dlsym`, for programs and libraries that were linked to

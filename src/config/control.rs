@@ -25,10 +25,13 @@ pub enum Control {
     Fork,
     /// That the library makes no call after `exit`: `GPUPOOL_TEST_NO_EXIT`.
     Exit,
+    /// That idle memory goes back before the process checkpoints itself:
+    /// `GPUPOOL_TEST_NO_CHECKPOINT`.
+    Checkpoint,
 }
 
 impl Control {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 8] = [
         (Self::Grace, "GPUPOOL_TEST_KEEP_GRACE"),
         (Self::Gate, "GPUPOOL_TEST_NO_GATE"),
         (Self::Hold, "GPUPOOL_TEST_NO_HOLD"),
@@ -36,6 +39,7 @@ impl Control {
         (Self::WaitLimit, "GPUPOOL_TEST_NO_WAIT_LIMIT"),
         (Self::Fork, "GPUPOOL_TEST_NO_FORK"),
         (Self::Exit, "GPUPOOL_TEST_NO_EXIT"),
+        (Self::Checkpoint, "GPUPOOL_TEST_NO_CHECKPOINT"),
     ];
 
     /// Whether the mechanism is switched off. The environment is read once, by

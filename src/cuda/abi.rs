@@ -15,6 +15,8 @@ pub type CUdevice = i32;
 /// A context handle: an opaque pointer, never followed here, hence a number;
 /// 0 is none. Handles come again after their context is gone.
 pub type CUcontext = usize;
+/// A green context's own handle; another one makes it an ordinary context's.
+pub type CUgreenCtx = usize;
 /// A stream handle.
 pub type CUstream = usize;
 /// An event handle.

@@ -120,14 +120,16 @@ pub fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Makes the real call that destroys `stream`, which ends a capture on it.
-pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+/// Makes a real call that, where it succeeds, ends a capture on `stream`:
+/// cuStreamDestroy, and the end of a capture into a graphics library's commands,
+/// of which cuStreamIsCapturing is not known to tell.
+pub fn end_for_sure(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     if !any_open() {
         return call();
     }
     // Under the gate, so that nobody captures on a stream that was given the
     // same handle before this one is forgotten. The driver does not wait for
-    // the stream's work here.
+    // the stream's work in cuStreamDestroy.
     let mut gate = lock();
     let result = call();
     if result == SUCCESS {

@@ -10,6 +10,7 @@ use super::capture;
 use super::driver::real;
 use super::entered::{Ending, Entered};
 use super::fence::Fences;
+use super::green;
 use super::guard::Guard;
 use super::identity::{id_of, primary_of};
 use crate::pool::Pool;
@@ -65,7 +66,6 @@ pub static SEGMENTS: SegmentMap<Context> = SegmentMap::new();
 static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
     contexts: Vec::new(),
     ended: Vec::new(),
-    green: Vec::new(),
 });
 /// Grows whenever what is known about a handle may have changed.
 static GENERATION: Apart<AtomicU64> = Apart(AtomicU64::new(1));
@@ -74,8 +74,6 @@ struct Registry {
     contexts: Vec<&'static Context>,
     /// Those that have, for the statistics.
     ended: Vec<&'static Context>,
-    /// Handles made from green contexts, and their device.
-    green: Vec<(CUcontext, CUdevice)>,
 }
 
 fn read() -> RwLockReadGuard<'static, Registry> {
@@ -231,11 +229,11 @@ fn find(handle: CUcontext) -> Option<&'static Context> {
         .copied();
     by_handle.or_else(|| {
         // A green context counts as its device's primary one.
-        let (_, device) = registry.green.iter().find(|green| green.0 == handle)?;
+        let device = green::device_of_context(handle)?;
         registry
             .contexts
             .iter()
-            .find(|context| context.primary && context.device == *device)
+            .find(|context| context.primary && context.device == device)
             .copied()
     })
 }
@@ -254,7 +252,7 @@ fn discover(handle: CUcontext, created: bool) -> Option<&'static Context> {
     if primary_of(device) == Some(handle) {
         return register(handle, device, true, Status::Serving);
     }
-    if read().green.iter().any(|green| green.0 == handle) {
+    if green::device_of_context(handle).is_some() {
         // Made from a green context before anybody used the primary one.
         discover_primaries();
         return find(handle);
@@ -323,20 +321,10 @@ pub fn created(handle: CUcontext) {
     }
 }
 
-/// `cuCtxFromGreenCtx` returned `handle`.
-pub fn green(handle: CUcontext) {
-    let Some(_entered) = Entered::enter(handle) else {
-        return;
-    };
-    let mut device: CUdevice = 0;
-    // SAFETY: `device` is valid for a write.
-    if unsafe { real::cuCtxGetDevice(&raw mut device) } == SUCCESS {
-        changed(|registry| {
-            if !registry.green.iter().any(|green| green.0 == handle) {
-                registry.green.push((handle, device));
-            }
-        });
-    }
+/// What is known about some handle has changed: what threads have looked up is
+/// looked up again.
+pub(super) fn look_up_again() {
+    GENERATION.fetch_add(1, Ordering::Release);
 }
 
 /// Registers the primary contexts that are active and not yet known: a kernel

@@ -5,7 +5,9 @@
 //! exports; where the entry point is patched, with the trampoline that leads
 //! past the patch, so that [`real`] never comes back into a hook.
 
-use super::abi::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, NOT_INITIALIZED};
+use super::abi::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx, CUresult, CUstream, NOT_INITIALIZED,
+};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -94,6 +96,7 @@ driver_functions! {
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
 
     cuCtxGetCurrent(context: *mut CUcontext);
+    cuCtxPushCurrent(context: CUcontext);
     cuCtxPushCurrent_v2(context: CUcontext);
     cuCtxPopCurrent_v2(context: *mut CUcontext);
     cuCtxGetDevice(device: *mut CUdevice);
@@ -103,13 +106,20 @@ driver_functions! {
     cuCtxSetCurrent(context: CUcontext);
     cuCtxRecordEvent(context: CUcontext, event: CUevent);
     cuCtxWaitEvent(context: CUcontext, event: CUevent);
+    cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice);
     cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice);
     cuCtxCreate_v3(context: *mut CUcontext, params: *mut c_void, count: i32, flags: u32, device: CUdevice);
     cuCtxCreate_v4(context: *mut CUcontext, params: *mut c_void, flags: u32, device: CUdevice);
     cuCtxDestroy(context: CUcontext);
     cuCtxDestroy_v2(context: CUcontext);
     cuCtxDetach(context: CUcontext);
-    cuCtxFromGreenCtx(context: *mut CUcontext, green: *mut c_void);
+    cuGLCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice);
+    cuGLCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice);
+    cuVDPAUCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice, display: u32, look_up: *const c_void);
+    cuVDPAUCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice, display: u32, look_up: *const c_void);
+    cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: u32);
+    cuGreenCtxDestroy(green: CUgreenCtx);
+    cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx);
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     cuDevicePrimaryCtxRelease(device: CUdevice);
     cuDevicePrimaryCtxRelease_v2(device: CUdevice);
@@ -136,6 +146,13 @@ driver_functions! {
     cuArrayCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuArray3DCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32);
+    cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64);
+    cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const c_void, count: usize);
+    cuMemHostRegister(start: *mut c_void, bytes: usize, flags: u32);
+    cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void);
+    cuExternalMemoryGetMappedBuffer(address: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void);
+    cuExternalMemoryGetMappedMipmappedArray(array: *mut *mut c_void, memory: *mut c_void, descriptor: *const c_void);
+    cuCtxEnablePeerAccess(peer: CUcontext, flags: u32);
     cuCtxSetLimit(limit: i32, value: usize);
     cuModuleLoad(module: *mut *mut c_void, file: *const c_char);
     cuModuleLoadData(module: *mut *mut c_void, image: *const c_void);
@@ -143,11 +160,20 @@ driver_functions! {
     cuModuleLoadFatBinary(module: *mut *mut c_void, image: *const c_void);
     cuLibraryLoadData(library: *mut *mut c_void, code: *const c_void, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32);
     cuLibraryLoadFromFile(library: *mut *mut c_void, file: *const c_char, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32);
+    cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
+    cuLibraryGetModule(module: *mut *mut c_void, library: *mut c_void);
+    cuKernelGetFunction(function: *mut *mut c_void, kernel: *mut c_void);
+    cuFuncLoad(function: *mut c_void);
+    cuGraphAddMemAllocNode(node: *mut *mut c_void, graph: *mut c_void, dependencies: *const c_void, count: usize, params: *mut c_void);
+    cuGraphInstantiate(executable: *mut *mut c_void, graph: *mut c_void, node: *mut *mut c_void, message: *mut c_char, room: usize);
+    cuGraphInstantiate_v2(executable: *mut *mut c_void, graph: *mut c_void, node: *mut *mut c_void, message: *mut c_char, room: usize);
     cuGraphInstantiateWithFlags(executable: *mut *mut c_void, graph: *mut c_void, flags: u64);
     cuGraphInstantiateWithParams(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void);
     cuGraphInstantiateWithParams_ptsz(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void);
     cuGraphUpload(executable: *mut c_void, stream: CUstream);
     cuGraphUpload_ptsz(executable: *mut c_void, stream: CUstream);
+    cuGraphLaunch(executable: *mut c_void, stream: CUstream);
+    cuGraphLaunch_ptsz(executable: *mut c_void, stream: CUstream);
     cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
     cuMemHostRegister_v2(start: *mut c_void, bytes: usize, flags: u32);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
@@ -172,9 +198,16 @@ driver_functions! {
     cuStreamBeginCapture_v2_ptsz(stream: CUstream, mode: i32);
     cuStreamBeginCaptureToGraph(stream: CUstream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: i32);
     cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: *mut c_void, dependencies: *const c_void, data: *const c_void, count: usize, mode: i32);
+    cuStreamBeginRecaptureToGraph(stream: CUstream, mode: i32, graph: *mut c_void, differs: *const c_void, data: *mut c_void);
+    cuStreamBeginRecaptureToGraph_ptsz(stream: CUstream, mode: i32, graph: *mut c_void, differs: *const c_void, data: *mut c_void);
+    cuStreamBeginCaptureToCig(stream: CUstream, params: *mut c_void);
+    cuStreamBeginCaptureToCig_ptsz(stream: CUstream, params: *mut c_void);
+    cuStreamEndCaptureToCig(stream: CUstream);
+    cuStreamEndCaptureToCig_ptsz(stream: CUstream);
     cuStreamEndCapture(stream: CUstream, graph: *mut *mut c_void);
     cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut *mut c_void);
     cuThreadExchangeStreamCaptureMode(mode: *mut i32);
+    cuCheckpointProcessLock(process: i32, args: *mut c_void);
 }
 
 /// An address at which nothing can ever be allocated: in the page of the null

@@ -10,6 +10,7 @@ pub mod driver;
 pub mod entered;
 pub mod fence;
 pub mod fill;
+pub mod green;
 pub mod guard;
 pub mod identity;
 pub mod ipc;

@@ -5,10 +5,10 @@
 //! function up before it can call one. Which name is looked up does not matter: it may be the entry
 //! point of a plugin that was linked to libcuda.
 //!
-//! What escapes is a plugin opened with RTLD_DEEPBIND that carries the runtime inside: it finds
-//! libc's own `dlsym` instead of ours, and libcuda does no lookup of its own while it initialises
-//! (measured with driver 580.159 and glibc 2.39). If nobody else looks anything up between its
-//! opening libcuda and its `cuInit`, the process runs natively, and the next lookup says so.
+//! A plugin opened with RTLD_DEEPBIND that carries the runtime inside finds libc's own `dlsym` instead
+//! of ours, and libcuda does no lookup of its own while it initialises (measured with driver 580.159
+//! and glibc 2.39). `deepbind` sees to it. What escapes that too, and where nobody else looks anything
+//! up between its opening libcuda and its `cuInit`, runs natively, and the next lookup says so.
 //!
 //! Until libcuda is there, a check costs one `dl_iterate_phdr` that stops at its first object: the
 //! loader counts how many objects it has ever added, and nothing is looked at while that count
@@ -20,6 +20,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::deepbind;
 use super::install;
 use super::objects::{self, Path};
 
@@ -98,6 +99,8 @@ fn watch(at_load: bool) {
         WATCHING => {
             if has_arrived() {
                 claim(at_load);
+            } else {
+                deepbind::redirect();
             }
         }
         DONE => {}
@@ -272,6 +275,24 @@ pub(super) fn lookup(handle: *mut c_void, name: &CStr) -> Option<usize> {
         return None;
     }
     Some(found)
+}
+
+/// The real `dlopen`; 0 before it was first needed.
+static REAL_DLOPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// The address of the next library's `dlopen` in lookup order, so that another preloaded library keeps
+/// its turn; in the end libc's (before glibc 2.34: libdl's). 0 if there is none.
+#[inline]
+pub fn real_dlopen() -> usize {
+    let known = REAL_DLOPEN.load(Ordering::Acquire);
+    if known != 0 { known } else { find_dlopen() }
+}
+
+#[cold]
+fn find_dlopen() -> usize {
+    let found = lookup(libc::RTLD_NEXT, c"dlopen").unwrap_or(0);
+    REAL_DLOPEN.store(found, Ordering::Release);
+    found
 }
 
 /// The address of libc's (before glibc 2.34: libdl's) `dlsym`; 0 if there is none.

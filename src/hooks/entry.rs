@@ -8,9 +8,9 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use super::{passing, query, serve, traced};
+use super::{checkpoint, passing, query, serve, traced};
 use crate::cuda::abi::{
-    CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream,
+    CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUresult, CUstream,
 };
 use crate::cuda::driver::real;
 use crate::trace::Memory::{Async, Device, Managed};
@@ -130,6 +130,23 @@ entries! {
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32) =>
         serve::or_give_back(|| real::cuMipmappedArrayCreate(array, descriptor, levels));
 
+    cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) =>
+        serve::or_give_back(|| real::cuMemMap(address, bytes, offset, handle, flags));
+    cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const c_void, count: usize) =>
+        serve::or_give_back(|| real::cuMemSetAccess(address, bytes, access, count));
+    cuMemHostRegister(start: *mut c_void, bytes: usize, flags: u32) =>
+        serve::or_give_back(|| real::cuMemHostRegister(start, bytes, flags));
+    cuMemHostRegister_v2(start: *mut c_void, bytes: usize, flags: u32) =>
+        serve::or_give_back(|| real::cuMemHostRegister_v2(start, bytes, flags));
+    cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void) =>
+        serve::or_give_back(|| real::cuImportExternalMemory(memory, descriptor));
+    cuExternalMemoryGetMappedBuffer(address: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void) =>
+        serve::or_give_back(|| real::cuExternalMemoryGetMappedBuffer(address, memory, descriptor));
+    cuExternalMemoryGetMappedMipmappedArray(array: *mut *mut c_void, memory: *mut c_void, descriptor: *const c_void) =>
+        serve::or_give_back(|| real::cuExternalMemoryGetMappedMipmappedArray(array, memory, descriptor));
+
+    cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) =>
+        serve::or_give_back(|| real::cuCtxEnablePeerAccess(peer, flags));
     cuCtxSetLimit(limit: i32, value: usize) => serve::or_give_back(|| real::cuCtxSetLimit(limit, value));
     cuModuleLoad(module: *mut *mut c_void, file: *const c_char) =>
         serve::or_give_back(|| real::cuModuleLoad(module, file));
@@ -143,6 +160,19 @@ entries! {
         serve::or_give_back(|| real::cuLibraryLoadData(library, code, jit, jit_values, jit_count, options, values, count));
     cuLibraryLoadFromFile(library: *mut *mut c_void, file: *const c_char, jit: *mut i32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut i32, values: *mut *mut c_void, count: u32) =>
         serve::or_give_back(|| real::cuLibraryLoadFromFile(library, file, jit, jit_values, jit_count, options, values, count));
+    cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char) =>
+        serve::or_give_back(|| real::cuModuleGetFunction(function, module, name));
+    cuLibraryGetModule(module: *mut *mut c_void, library: *mut c_void) =>
+        serve::or_give_back(|| real::cuLibraryGetModule(module, library));
+    cuKernelGetFunction(function: *mut *mut c_void, kernel: *mut c_void) =>
+        serve::or_give_back(|| real::cuKernelGetFunction(function, kernel));
+    cuFuncLoad(function: *mut c_void) => serve::or_give_back(|| real::cuFuncLoad(function));
+    cuGraphAddMemAllocNode(node: *mut *mut c_void, graph: *mut c_void, dependencies: *const c_void, count: usize, params: *mut c_void) =>
+        serve::or_give_back(|| real::cuGraphAddMemAllocNode(node, graph, dependencies, count, params));
+    cuGraphInstantiate(executable: *mut *mut c_void, graph: *mut c_void, node: *mut *mut c_void, message: *mut c_char, room: usize) =>
+        serve::or_give_back(|| real::cuGraphInstantiate(executable, graph, node, message, room));
+    cuGraphInstantiate_v2(executable: *mut *mut c_void, graph: *mut c_void, node: *mut *mut c_void, message: *mut c_char, room: usize) =>
+        serve::or_give_back(|| real::cuGraphInstantiate_v2(executable, graph, node, message, room));
     cuGraphInstantiateWithFlags(executable: *mut *mut c_void, graph: *mut c_void, flags: u64) =>
         serve::or_give_back(|| real::cuGraphInstantiateWithFlags(executable, graph, flags));
     cuGraphInstantiateWithParams(executable: *mut *mut c_void, graph: *mut c_void, params: *mut c_void) =>
@@ -153,23 +183,41 @@ entries! {
         serve::or_give_back(|| real::cuGraphUpload(executable, stream));
     cuGraphUpload_ptsz(executable: *mut c_void, stream: CUstream) =>
         serve::or_give_back(|| real::cuGraphUpload_ptsz(executable, stream));
+    cuGraphLaunch(executable: *mut c_void, stream: CUstream) =>
+        serve::or_give_back(|| real::cuGraphLaunch(executable, stream));
+    cuGraphLaunch_ptsz(executable: *mut c_void, stream: CUstream) =>
+        serve::or_give_back(|| real::cuGraphLaunch_ptsz(executable, stream));
     cuStreamCreate(stream: *mut CUstream, flags: u32) => serve::or_give_back(|| real::cuStreamCreate(stream, flags));
     cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) =>
         serve::or_give_back(|| real::cuStreamCreateWithPriority(stream, flags, priority));
 
+    cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) =>
+        serve::context_created(context, device, || real::cuCtxCreate(context, flags, device));
     cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) =>
         serve::context_created(context, device, || real::cuCtxCreate_v2(context, flags, device));
     cuCtxCreate_v3(context: *mut CUcontext, params: *mut c_void, count: i32, flags: u32, device: CUdevice) =>
         serve::context_created(context, device, || real::cuCtxCreate_v3(context, params, count, flags, device));
     cuCtxCreate_v4(context: *mut CUcontext, params: *mut c_void, flags: u32, device: CUdevice) =>
         serve::context_created(context, device, || real::cuCtxCreate_v4(context, params, flags, device));
+    cuGLCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) =>
+        serve::context_created(context, device, || real::cuGLCtxCreate(context, flags, device));
+    cuGLCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) =>
+        serve::context_created(context, device, || real::cuGLCtxCreate_v2(context, flags, device));
+    cuVDPAUCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice, display: u32, look_up: *const c_void) =>
+        serve::context_created(context, device, || real::cuVDPAUCtxCreate(context, flags, device, display, look_up));
+    cuVDPAUCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice, display: u32, look_up: *const c_void) =>
+        serve::context_created(context, device, || real::cuVDPAUCtxCreate_v2(context, flags, device, display, look_up));
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) =>
         serve::or_give_back_on(|| Some(device), || real::cuDevicePrimaryCtxRetain(context, device));
     cuCtxDestroy(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDestroy(context));
     cuCtxDetach(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDetach(context));
     cuCtxDestroy_v2(context: CUcontext) => serve::context_destroyed(context, || real::cuCtxDestroy_v2(context));
-    cuCtxFromGreenCtx(context: *mut CUcontext, green: *mut c_void) =>
-        serve::green_context(context, || real::cuCtxFromGreenCtx(context, green));
+    cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: u32) =>
+        serve::green_created(green, device, || real::cuGreenCtxCreate(green, description, device, flags));
+    cuGreenCtxDestroy(green: CUgreenCtx) =>
+        serve::green_destroyed(green, || real::cuGreenCtxDestroy(green));
+    cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx) =>
+        serve::green_context(context, green, || real::cuCtxFromGreenCtx(context, green));
     cuDevicePrimaryCtxRelease(device: CUdevice) =>
         serve::primary_released(device, || real::cuDevicePrimaryCtxRelease(device));
     cuDevicePrimaryCtxReset(device: CUdevice) =>
@@ -184,6 +232,8 @@ entries! {
         passing::synchronized(context, || real::cuCtxSynchronize_v2(context));
     cuCtxSetCurrent(context: CUcontext) =>
         passing::context_chosen(context, || real::cuCtxSetCurrent(context));
+    cuCtxPushCurrent(context: CUcontext) =>
+        passing::context_chosen(context, || real::cuCtxPushCurrent(context));
     cuCtxPushCurrent_v2(context: CUcontext) =>
         passing::context_chosen(context, || real::cuCtxPushCurrent_v2(context));
 
@@ -201,8 +251,23 @@ entries! {
         serve::capture_begun(stream, mode, || real::cuStreamBeginCaptureToGraph(stream, graph, deps, data, count, mode));
     cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: *mut c_void, deps: *const c_void, data: *const c_void, count: usize, mode: i32) =>
         serve::capture_begun(per_thread(stream), mode, || real::cuStreamBeginCaptureToGraph_ptsz(stream, graph, deps, data, count, mode));
+    cuStreamBeginRecaptureToGraph(stream: CUstream, mode: i32, graph: *mut c_void, differs: *const c_void, data: *mut c_void) =>
+        serve::capture_begun(stream, mode, || real::cuStreamBeginRecaptureToGraph(stream, mode, graph, differs, data));
+    cuStreamBeginRecaptureToGraph_ptsz(stream: CUstream, mode: i32, graph: *mut c_void, differs: *const c_void, data: *mut c_void) =>
+        serve::capture_begun(per_thread(stream), mode, || real::cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, differs, data));
+    cuStreamBeginCaptureToCig(stream: CUstream, params: *mut c_void) =>
+        serve::capture_begun(stream, CAPTURE_MODE_RELAXED, || real::cuStreamBeginCaptureToCig(stream, params));
+    cuStreamBeginCaptureToCig_ptsz(stream: CUstream, params: *mut c_void) =>
+        serve::capture_begun(per_thread(stream), CAPTURE_MODE_RELAXED, || real::cuStreamBeginCaptureToCig_ptsz(stream, params));
+    cuStreamEndCaptureToCig(stream: CUstream) =>
+        serve::capture_ended_for_sure(stream, || real::cuStreamEndCaptureToCig(stream));
+    cuStreamEndCaptureToCig_ptsz(stream: CUstream) =>
+        serve::capture_ended_for_sure(per_thread(stream), || real::cuStreamEndCaptureToCig_ptsz(stream));
     cuStreamEndCapture(stream: CUstream, graph: *mut *mut c_void) =>
         serve::capture_ended(stream, || real::cuStreamEndCapture(stream, graph));
     cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut *mut c_void) =>
         serve::capture_ended(per_thread(stream), || real::cuStreamEndCapture_ptsz(stream, graph));
+
+    cuCheckpointProcessLock(process: i32, args: *mut c_void) =>
+        checkpoint::begins(process, || real::cuCheckpointProcessLock(process, args));
 }

@@ -4,6 +4,8 @@
 
 pub mod arrival;
 pub mod attach;
+mod checkpoint;
+pub mod deepbind;
 mod entry;
 mod guarded;
 pub mod install;

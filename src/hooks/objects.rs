@@ -6,10 +6,14 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 
 /// One loaded object. Valid only inside the callback of [`each`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Object<'a> {
     /// The path it was loaded under; empty for the program itself.
     pub path: &'a CStr,
+    /// What its addresses are relative to.
+    pub base: usize,
+    /// Its program headers.
+    pub headers: &'a [libc::Elf64_Phdr],
     /// How many objects the linker has ever added (`dlpi_adds`).
     pub ever_added: u64,
     /// How many it has ever removed (`dlpi_subs`).
@@ -44,8 +48,8 @@ unsafe extern "C" fn callback(
     _size: usize,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the linker passes a valid description, whose name stays for this call (all glibc from
-    // 2.4 on fills in the counters), and the argument that `each` gave it.
+    // SAFETY: the linker passes a valid description, whose name and headers stay for this call (all
+    // glibc from 2.4 on fills in the counters), and the argument that `each` gave it.
     unsafe {
         let info = &*info;
         let visit = &mut *argument.cast::<&mut dyn FnMut(Object<'_>) -> bool>();
@@ -54,6 +58,12 @@ unsafe extern "C" fn callback(
                 c""
             } else {
                 CStr::from_ptr(info.dlpi_name)
+            },
+            base: info.dlpi_addr as usize,
+            headers: if info.dlpi_phdr.is_null() {
+                &[]
+            } else {
+                std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into())
             },
             ever_added: info.dlpi_adds,
             ever_removed: info.dlpi_subs,

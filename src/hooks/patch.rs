@@ -30,6 +30,12 @@ use maps::Mapping;
 use relocate::JUMP;
 use text::Opened;
 
+/// Whether the page at `address` is mapped and may be written just now.
+pub(super) fn is_writable(address: usize) -> bool {
+    let maps = maps::read().unwrap_or_default();
+    maps::find(&maps, address).is_some_and(|mapping| mapping.rights & libc::PROT_WRITE != 0)
+}
+
 /// Page size of x86-64.
 const PAGE: usize = 4096;
 

@@ -6,11 +6,11 @@
 use super::{guarded, passing};
 use crate::config::{Fill, FreePolicy};
 use crate::cuda::abi::{
-    CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS,
+    CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUresult, CUstream, OUT_OF_MEMORY, SUCCESS,
 };
 use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
-use crate::cuda::{SEGMENTS, capture, fill, guard, identity};
+use crate::cuda::{SEGMENTS, capture, fill, green, guard, identity};
 use crate::pool::{BlockInfo, Outcome};
 use crate::process::{
     self, FOREIGN_FREES, PASSED_ALLOCS, State, mailbox, observe, shielded, shortage,
@@ -336,16 +336,55 @@ pub unsafe fn context_created(
     result
 }
 
+/// cuGreenCtxCreate.
+///
+/// # Safety
+/// As [`context_created`].
+pub unsafe fn green_created(
+    out: *mut CUgreenCtx,
+    device: CUdevice,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    let result = or_give_back_on(|| Some(device), call);
+    if result == SUCCESS && process::keeps_books() && !out.is_null() {
+        // SAFETY: the successful call has just written it.
+        let green = unsafe { out.read_unaligned() };
+        shielded(|| green::created(green, device));
+    }
+    result
+}
+
+/// cuGreenCtxDestroy: gives up the hold on the primary context that the green
+/// one had, which can be the last.
+pub fn green_destroyed(green: CUgreenCtx, call: impl FnOnce() -> CUresult) -> CUresult {
+    if !process::keeps_books() {
+        return call();
+    }
+    let device = shielded(|| green::device_of(green)).flatten();
+    let result = match device {
+        Some(device) => primary_released(device, call),
+        None => call(),
+    };
+    if result == SUCCESS {
+        shielded(|| green::destroyed(green));
+    }
+    result
+}
+
 /// cuCtxFromGreenCtx.
 ///
 /// # Safety
 /// As [`context_created`].
-pub unsafe fn green_context(out: *mut CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+pub unsafe fn green_context(
+    out: *mut CUcontext,
+    green: CUgreenCtx,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let result = call();
     if result == SUCCESS && process::keeps_books() && !out.is_null() {
         // SAFETY: the successful call has just written it.
         let handle = unsafe { out.read_unaligned() };
-        shielded(|| context::green(handle));
+        shielded(|| green::as_context(green, handle));
     }
     result
 }
@@ -385,7 +424,7 @@ pub fn primary_released(device: CUdevice, call: impl FnOnce() -> CUresult) -> CU
 /// cuStreamDestroy.
 pub fn stream_destroyed(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     if process::keeps_books() {
-        capture::stream_destroyed(stream, call)
+        capture::end_for_sure(stream, call)
     } else {
         call()
     }
@@ -404,6 +443,16 @@ pub fn capture_begun(stream: CUstream, mode: i32, call: impl FnOnce() -> CUresul
 pub fn capture_ended(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     if process::keeps_books() {
         capture::end(stream, call)
+    } else {
+        call()
+    }
+}
+
+/// The end of a capture of which the driver cannot be asked whether it is open:
+/// cuStreamEndCaptureToCig. Only a success ends it.
+pub fn capture_ended_for_sure(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    if process::keeps_books() {
+        capture::end_for_sure(stream, call)
     } else {
         call()
     }

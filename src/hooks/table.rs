@@ -31,6 +31,7 @@ pub fn late_rows() -> Vec<Row> {
         required cuCtxSynchronize
         required cuCtxSynchronize_v2
         optional cuCtxSetCurrent
+        optional cuCtxPushCurrent
         optional cuCtxPushCurrent_v2
     }
 }
@@ -55,6 +56,13 @@ pub fn rows() -> Vec<Row> {
 
         optional cuMemAllocManaged
         optional cuMemCreate
+        optional cuMemMap
+        optional cuMemSetAccess
+        optional cuMemHostRegister
+        optional cuMemHostRegister_v2
+        optional cuImportExternalMemory
+        optional cuExternalMemoryGetMappedBuffer
+        optional cuExternalMemoryGetMappedMipmappedArray
         optional cuArrayCreate_v2
         optional cuArray3DCreate_v2
         optional cuMipmappedArrayCreate
@@ -64,27 +72,44 @@ pub fn rows() -> Vec<Row> {
         optional cuMemAllocFromPoolAsync_ptsz
 
         optional cuCtxSetLimit
+        optional cuCtxEnablePeerAccess
         optional cuModuleLoad
         optional cuModuleLoadData
         optional cuModuleLoadDataEx
         optional cuModuleLoadFatBinary
         optional cuLibraryLoadData
         optional cuLibraryLoadFromFile
+        optional cuLibraryGetModule
+        optional cuModuleGetFunction
+        optional cuKernelGetFunction
+        optional cuFuncLoad
+        optional cuGraphAddMemAllocNode
+        optional cuGraphInstantiate
+        optional cuGraphInstantiate_v2
         optional cuGraphInstantiateWithFlags
         optional cuGraphInstantiateWithParams
         optional cuGraphInstantiateWithParams_ptsz
         optional cuGraphUpload
         optional cuGraphUpload_ptsz
+        optional cuGraphLaunch
+        optional cuGraphLaunch_ptsz
         optional cuStreamCreate
         optional cuStreamCreateWithPriority
 
         optional cuDevicePrimaryCtxRetain
+        optional cuCtxCreate
         required cuCtxCreate_v2
         required cuCtxCreate_v3
         required cuCtxCreate_v4
+        optional cuGLCtxCreate
+        optional cuGLCtxCreate_v2
+        optional cuVDPAUCtxCreate
+        optional cuVDPAUCtxCreate_v2
         required cuCtxDestroy
         required cuCtxDestroy_v2
         required cuCtxDetach
+        optional cuGreenCtxCreate
+        required cuGreenCtxDestroy
         required cuCtxFromGreenCtx
         required cuDevicePrimaryCtxRelease
         required cuDevicePrimaryCtxRelease_v2
@@ -99,7 +124,15 @@ pub fn rows() -> Vec<Row> {
         required cuStreamBeginCapture_v2_ptsz
         required cuStreamBeginCaptureToGraph
         required cuStreamBeginCaptureToGraph_ptsz
+        required cuStreamBeginRecaptureToGraph
+        required cuStreamBeginRecaptureToGraph_ptsz
+        required cuStreamBeginCaptureToCig
+        required cuStreamBeginCaptureToCig_ptsz
+        required cuStreamEndCaptureToCig
+        required cuStreamEndCaptureToCig_ptsz
         required cuStreamEndCapture
         required cuStreamEndCapture_ptsz
+
+        optional cuCheckpointProcessLock
     }
 }

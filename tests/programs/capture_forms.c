@@ -124,26 +124,29 @@ static void one(const char *name, const char *end_name, int created, CUstreamCap
         CHECK(cudaStreamDestroy(s));
 }
 
+static void many_pairs(void)
+{
+    for (int i = 0; i < 300; i++) {
+        void *p = NULL;
+        CHECK(cudaMalloc(&p, BYTES));
+        CHECK(cudaFree(p));
+    }
+}
+
 /* Relaxed captures in two streams at once: fences have to wait for the end of both. */
 static void two_at_once(void)
 {
     cudaStream_t a = kit_stream(), b = kit_stream();
     cudaGraph_t first = NULL, second = NULL;
-    void *used = NULL, *p = NULL;
+    void *used = NULL;
     CHECK(cudaMalloc(&used, BYTES));
     CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
     CHECK(cudaStreamBeginCapture(b, cudaStreamCaptureModeRelaxed));
     kit_fill(&k, (CUstream)a, used, BYTES, 0x22222222, 0);
     kit_check(&k, (CUstream)b, used, BYTES, 0x22222222, errors, 0);
-    for (int i = 0; i < 300; i++) {
-        CHECK(cudaMalloc(&p, BYTES));
-        CHECK(cudaFree(p));
-    }
+    many_pairs();
     int one = (int)cudaStreamEndCapture(a, &first);
-    for (int i = 0; i < 300; i++) {
-        CHECK(cudaMalloc(&p, BYTES));
-        CHECK(cudaFree(p));
-    }
+    many_pairs();
     int other = (int)cudaStreamEndCapture(b, &second);
     printf("same two captures at once: %d, %d\n", one, other);
     cudaGraphExec_t exec;
@@ -160,6 +163,65 @@ static void two_at_once(void)
     CHECK(cudaFree(used));
     CHECK(cudaStreamDestroy(a));
     CHECK(cudaStreamDestroy(b));
+}
+
+/* A graph is captured again (CUDA 13.3), with the same nodes. */
+static void recaptured(const char *name, const char *end_name, CUstreamCaptureMode mode)
+{
+    CUresult (*again)(CUstream, CUstreamCaptureMode, CUgraph, void *, void *);
+    end_capture end;
+    cudaStream_t s = kit_stream();
+    cudaGraph_t graph = NULL;
+    void *used = NULL;
+    *(void **)&again = dlsym(kit_driver()->library, name);
+    *(void **)&end = look_up(end_name);
+    if (!again) {
+        printf("same no %s\n", name);
+        CHECK(cudaStreamDestroy(s));
+        return;
+    }
+    CHECK(cudaMalloc(&used, BYTES));
+    CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    kit_fill(&k, (CUstream)s, used, BYTES, 0x44444444, 0);
+    CHECK(cudaStreamEndCapture(s, &graph));
+    traffic();
+    int begun = (int)again((CUstream)s, mode, (CUgraph)graph, NULL, NULL);
+    kit_fill(&k, (CUstream)s, used, BYTES, 0x55555555, 0);
+    if (mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        many_pairs();
+    else
+        EXPECT_EQ(cudaMalloc(&(void *){NULL}, BYTES), cudaErrorStreamCaptureUnsupported);
+    int ended = (int)end((CUstream)s, (CUgraph *)&graph);
+    printf("same %s, mode %d: begin %d, end %d\n", name, (int)mode, begun, ended);
+    cudaGetLastError();
+    if (ended == 0)
+        replay((CUgraph)graph, s);
+    CHECK(cudaFree(used));
+    CHECK(cudaStreamDestroy(s));
+}
+
+/* A capture into a graphics library's commands (CUDA 13.1), on the simulated driver only. */
+static void captured_for_graphics(const char *name, const char *end_name)
+{
+    CUresult (*start)(CUstream, void *), (*end)(CUstream);
+    cudaStream_t s = kit_stream();
+    uint64_t params[16] = {0};
+    void *used = NULL;
+    *(void **)&start = dlsym(kit_driver()->library, name);
+    *(void **)&end = dlsym(kit_driver()->library, end_name);
+    /* A real driver would read what the graphics library has to give. */
+    int begun = start && kit_driver()->note_alloc ? (int)start((CUstream)s, params) : -1, ended = -1;
+    if (begun == 0) {
+        CHECK(cudaMalloc(&used, BYTES));
+        kit_fill(&k, (CUstream)s, used, BYTES, 0x66666666, 0);
+        many_pairs();
+        ended = (int)end((CUstream)s);
+        many_pairs();
+        CHECK(cudaFree(used));
+    }
+    printf("same %s: begin %d, end %d\n", name, begun, ended);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaStreamDestroy(s));
 }
 
 /* A second stream joins the capture by an event: it captures without a begin of its own. */
@@ -245,6 +307,12 @@ int main(int argc, char **argv)
                 one(forms[f].begin, forms[f].end, forms[f].created, (CUstreamCaptureMode)mode, other);
     two_at_once();
     joined_stream();
+    for (int mode = 0; mode < 3; mode++) {
+        recaptured("cuStreamBeginRecaptureToGraph", "cuStreamEndCapture", (CUstreamCaptureMode)mode);
+        recaptured("cuStreamBeginRecaptureToGraph_ptsz", "cuStreamEndCapture_ptsz", (CUstreamCaptureMode)mode);
+    }
+    captured_for_graphics("cuStreamBeginCaptureToCig", "cuStreamEndCaptureToCig");
+    captured_for_graphics("cuStreamBeginCaptureToCig_ptsz", "cuStreamEndCaptureToCig_ptsz");
     printf("same wrong words in replays: %llu\n", (unsigned long long)*errors);
     EXPECT_EQ(*errors, 0);
     return 0;

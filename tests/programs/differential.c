@@ -10,7 +10,7 @@
  * after it, so COUNT has to be 1. --real: for NVIDIA's driver; leaves out what that one does not
  * answer in the same way each time, and all that the documented differences of the library concern,
  * so that the output has to be the very same with it. --flush: writes each line at once. */
-#include "differential/contexts.h"
+#include "differential/others.h"
 
 /* How often a call is drawn, for each theme; a seed has one. */
 enum { THEMES = 6, MOST_CALLS = 80, LEAST_CALLS = 20 };
@@ -56,6 +56,12 @@ static const call calls[] = {
     {"context-switch", op_context_switch,   {0,  0,  0,   10,  1,  0}},
     {"context-destroy", op_context_destroy, {0,  0,  0,   4,   1,  0}},
     {"reset", op_reset,                     {0,  0,  0,   1,   1,  0}},
+    {"pool", op_pool,                       {3,  2,  1,   1,   1,  1}},
+    {"mapped", op_mapped,                   {2,  1,  1,   1,   1,  3}},
+    {"array", op_array,                     {1,  1,  0,   1,   1,  0}},
+    {"green", op_green,                     {1,  1,  1,   5,   3,  1}},
+    {"retain", op_retain,                   {1,  0,  0,   4,   1,  0}},
+    {"checkpoint", op_checkpoint,           {1,  1,  0,   1,   1,  0}},
     {"peer", op_peer,                       {0,  0,  0,   0,   6,  0}},
     {"peer-copy", op_peer_copy,             {0,  0,  0,   1,   10, 0}},
 };

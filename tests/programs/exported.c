@@ -4,6 +4,7 @@
  * their segments, and no later block lies in what was exported.
  *
  *   exported ipc | dmabuf | token     the ways to export
+ *   exported sync                     an attribute that the driver keeps for more than the block
  *   exported pages                    what a handle says of the memory around its block */
 #include "kit.h"
 
@@ -30,8 +31,20 @@ static int export_it(const char *how, void *p, size_t bytes)
             close(fd);
         return (int)r;
     }
+    if (!strcmp(how, "sync")) {
+        unsigned on = 1;
+        return (int)DRV(cuPointerSetAttribute)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, d);
+    }
     CUDA_POINTER_ATTRIBUTE_P2P_TOKENS tokens;
-    return (int)DRV(cuPointerGetAttribute)(&tokens, CU_POINTER_ATTRIBUTE_P2P_TOKENS, d);
+    /* By either of the two calls. */
+    static unsigned asked;
+    CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_P2P_TOKENS;
+    void *place = &tokens;
+    CUresult (*several)(unsigned, CUpointer_attribute *, void **, CUdeviceptr);
+    if (asked++ % 2)
+        return (int)DRV(cuPointerGetAttribute)(&tokens, attribute, d);
+    *(void **)&several = look_up("cuPointerGetAttributes");
+    return (int)several(1, &attribute, &place, d);
 }
 
 static void round_of(const char *how, size_t bytes)

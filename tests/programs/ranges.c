@@ -66,6 +66,27 @@ static void sync_memops(void)
     printf("SYNC_MEMOPS found on new blocks: %d\n", leaked);
 }
 
+/* A descriptor for other devices covers what lies in the block, and nothing behind it. */
+static void descriptors(void)
+{
+    CUresult (*handle)(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
+    *(void **)&handle = kit_symbol(kit_driver()->library, "cuMemGetHandleForAddressRange");
+    char *p = (char *)kit_malloc(40 * MIB);
+    const struct {
+        size_t at, bytes;
+    } asked[] = {{0, 40 * MIB}, {2 * MIB, 38 * MIB}, {0, 48 * MIB}, {2 * MIB, 40 * MIB}, {4096, 0}};
+    for (unsigned i = 0; i < sizeof asked / sizeof *asked; i++) {
+        int fd = -1;
+        CUresult r = handle(&fd, (CUdeviceptr)(uintptr_t)(p + asked[i].at), asked[i].bytes,
+                            CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+        printf("descriptor for %zu bytes at %zu: %d\n", asked[i].bytes, asked[i].at, (int)r);
+        if (r == CUDA_SUCCESS)
+            close(fd);
+    }
+    kit_free(p, 40 * MIB);
+    CHECK(cudaDeviceSynchronize());
+}
+
 int main(void)
 {
     CHECK(cudaSetDevice(0));
@@ -80,6 +101,7 @@ int main(void)
     }
     ids();
     sync_memops();
+    descriptors();
     /* After the free nothing is known about the address any more. */
     void *p = kit_malloc(3 * MIB);
     kit_free(p, 3 * MIB);

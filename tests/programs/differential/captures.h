@@ -265,7 +265,18 @@ static void op_capture(void)
     settle_all();
     if (r)
         return say(" setup=%d", r);
-    say(" mode=%d begin=%d", k.mode, (int)cudaStreamBeginCapture(k.captured, (enum cudaStreamCaptureMode)k.mode));
+    cudaGraph_t into = NULL;
+    int form = (int)roll(3);
+    if (form == 0) {
+        r = cudaStreamBeginCapture(k.captured, (enum cudaStreamCaptureMode)k.mode);
+    } else if (form == 1) {
+        r = MORE(cuStreamBeginCapture)((CUstream)k.captured, (CUstreamCaptureMode)k.mode);
+    } else {
+        r = cudaGraphCreate(&into, 0);
+        r |= MORE(cuStreamBeginCaptureToGraph)((CUstream)k.captured, (CUgraph)into, NULL, NULL, 0,
+                                               (CUstreamCaptureMode)k.mode);
+    }
+    say(" mode=%d form=%d begin=%d", k.mode, form, r);
     /* Each step has its own dice, however many the one before took. */
     uint64_t base = dice;
     for (unsigned steps = 1 + roll(6); steps > 0; steps--) {
@@ -280,6 +291,9 @@ static void op_capture(void)
         run_graph(&k);
     else
         say(" instantiate=none launch=none sync=none destroy=none copy=none content=none graph=none");
+    /* A graph that was there before outlives a capture that failed on some drivers. */
+    if (into && !k.graph)
+        (void)cudaGraphDestroy(into);
     line(&k, "after");
     settle_all();
     for (int i = 0; i < VICTIMS; i++)

@@ -14,7 +14,11 @@ enum { CREATED = 2 };
 /* Driver functions beside those of the kit. */
 #define MORE_FUNCTIONS(X)                                                                           \
     X(cuCtxGetDevice) X(cuPointerGetAttributes) X(cuIpcGetMemHandle)              \
-    X(cuMemGetHandleForAddressRange) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuMemHostAlloc)
+    X(cuMemGetHandleForAddressRange) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuMemHostAlloc)  \
+    X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap)          \
+    X(cuMemUnmap) X(cuMemSetAccess) X(cuArrayCreate) X(cuArrayDestroy) X(cuDeviceGetDevResource)   \
+    X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)     \
+    X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph)
 static struct {
     MORE_FUNCTIONS(KIT_FIELD)
 } more;

@@ -19,6 +19,7 @@ pub(crate) mod code {
     pub(crate) const ALREADY_MAPPED: i32 = 208;
     pub(crate) const UNSUPPORTED_LIMIT: i32 = 215;
     pub(crate) const PEER_ACCESS_UNSUPPORTED: i32 = 217;
+    pub(crate) const FILE_NOT_FOUND: i32 = 301;
     pub(crate) const INVALID_HANDLE: i32 = 400;
     pub(crate) const ILLEGAL_STATE: i32 = 401;
     pub(crate) const NOT_FOUND: i32 = 500;

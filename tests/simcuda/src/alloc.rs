@@ -199,7 +199,7 @@ pub(crate) fn get_info(free: *mut usize, total: *mut usize) -> Answer {
     }
     let mut m = memory::lock();
     m.collect();
-    let all = config::get().memory;
+    let all = config::get().shown;
     put(
         free,
         all.saturating_sub(m.devices[owner.device].used) as usize,

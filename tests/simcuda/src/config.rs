@@ -5,6 +5,7 @@
 //! | SIMCUDA_DEVICES | 1 | number of devices |
 //! | SIMCUDA_MEMORY | 8G | bytes of each (K, M, G) |
 //! | SIMCUDA_LIMIT | – | bytes of each that the process may have; what cuMemGetInfo says does not tell of it |
+//! | SIMCUDA_LIMIT_SHOWN | 0 | 1: cuMemGetInfo and cuDeviceTotalMem tell of that limit, as MPS has them |
 //! | SIMCUDA_VERSION | 13000 | driver version; names newer than it are not found by cuGetProcAddress |
 //! | SIMCUDA_MISSING | – | `name,name`: not found by cuGetProcAddress |
 //! | SIMCUDA_FAULT | – | `name:code@n` fails the n-th call with the code, `@n+` from then on; comma-separated |
@@ -34,6 +35,8 @@ pub(crate) struct Config {
     pub(crate) devices: usize,
     pub(crate) memory: u64,
     pub(crate) limit: u64,
+    /// What calls say that a device has.
+    pub(crate) shown: u64,
     pub(crate) version: i32,
     pub(crate) missing: Vec<String>,
     pub(crate) faults: Vec<(String, Fault)>,
@@ -110,17 +113,21 @@ impl Config {
     fn read() -> Config {
         let costs = var("SIMCUDA_ALLOC_COST").unwrap_or_default();
         let (alloc, free) = costs.split_once('/').unwrap_or((costs.as_str(), ""));
+        let memory = var("SIMCUDA_MEMORY")
+            .and_then(|v| bytes(&v))
+            .unwrap_or(8 << 30);
+        let limit = var("SIMCUDA_LIMIT")
+            .and_then(|v| bytes(&v))
+            .unwrap_or(u64::MAX);
+        let shown = var("SIMCUDA_LIMIT_SHOWN").is_some_and(|v| v != "0");
         Config {
             devices: var("SIMCUDA_DEVICES")
                 .and_then(|v| v.parse().ok())
                 .unwrap_or(1)
                 .min(16),
-            memory: var("SIMCUDA_MEMORY")
-                .and_then(|v| bytes(&v))
-                .unwrap_or(8 << 30),
-            limit: var("SIMCUDA_LIMIT")
-                .and_then(|v| bytes(&v))
-                .unwrap_or(u64::MAX),
+            memory,
+            limit,
+            shown: if shown { memory.min(limit) } else { memory },
             version: var("SIMCUDA_VERSION")
                 .and_then(|v| v.parse().ok())
                 .unwrap_or(13000),

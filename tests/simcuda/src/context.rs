@@ -404,6 +404,14 @@ pub(crate) fn enable_peer(peer: u64, flags: u32) -> Answer {
     Ok(())
 }
 
+/// Every context has one user here, so that this ends it.
+pub(crate) fn detach(handle: u64) -> Answer {
+    if handle != state::current_handle() {
+        return Err(code::INVALID_CONTEXT);
+    }
+    destroy(handle)
+}
+
 pub(crate) fn disable_peer(peer: u64) -> Answer {
     let mut core = state::lock();
     let me = core.current()?;
@@ -429,7 +437,10 @@ pub(crate) fn green_create(out: *mut u64, desc: u64, device: i32, flags: u32) ->
     let device = device_of(device)?;
     let mut core = state::lock();
     let parent = core.resolve(primary)?;
-    let handle = core.handle();
+    let handle = match core.free_handles.pop() {
+        Some(h) => h,
+        None => core.handle(),
+    };
     make(&mut core, handle, device, false, Some(parent), 0);
     put(out, handle)
 }
@@ -445,6 +456,7 @@ pub(crate) fn green_destroy(handle: u64) -> Answer {
         (id, c.device)
     };
     end(id, Life::Destroyed);
+    state::lock().free_handles.push(handle);
     primary_release(device as i32)
 }
 

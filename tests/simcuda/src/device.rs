@@ -75,7 +75,7 @@ pub(crate) fn uuid(out: *mut [u8; 16], device: i32) -> Answer {
 
 pub(crate) fn total_mem(out: *mut usize, device: i32) -> Answer {
     valid(device)?;
-    put(out, config::get().memory as usize)
+    put(out, config::get().shown as usize)
 }
 
 pub(crate) fn pci_bus_id(out: *mut u8, room: i32, device: i32) -> Answer {

@@ -77,6 +77,9 @@ impl Entry {
                 }
             }
         }
+        if !self.always {
+            crate::checkpoint::wait_until_unlocked();
+        }
         if !self.always && !INITIALIZED.load(Ordering::Acquire) {
             return Some(code::NOT_INITIALIZED);
         }

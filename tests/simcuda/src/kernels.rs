@@ -30,6 +30,47 @@ pub(crate) fn load(out: *mut u64, image: *const c_void) -> Answer {
     put(out, handle)
 }
 
+/// The image lies in a file.
+pub(crate) fn load_file(out: *mut u64, path: *const c_char) -> Answer {
+    state::lock().current()?;
+    if out.is_null() || path.is_null() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: the program passes a C string.
+    let path = unsafe { CStr::from_ptr(path) };
+    let mut image =
+        std::fs::read(path.to_string_lossy().as_ref()).map_err(|_| code::FILE_NOT_FOUND)?;
+    image.push(0);
+    load(out, image.as_ptr().cast())
+}
+
+/// cuLibraryGetModule: a library is a module here, with a reference more.
+pub(crate) fn module_of(out: *mut u64, library: u64) -> Answer {
+    let core = state::lock();
+    core.current()?;
+    if !core.modules.contains(&library) {
+        return Err(code::INVALID_HANDLE);
+    }
+    put(out, library)
+}
+
+/// cuLibraryGetKernel, cuKernelGetFunction: a kernel is a function here.
+pub(crate) fn function_of(out: *mut u64, kernel: u64) -> Answer {
+    loaded(kernel)?;
+    put(out, kernel)
+}
+
+/// cuFuncLoad: all functions are loaded.
+pub(crate) fn loaded(function: u64) -> Answer {
+    state::lock().current()?;
+    let last = FIRST + (FUNCTIONS.len() as u64 - 1) * STEP;
+    if (FIRST..=last).contains(&function) && (function - FIRST).is_multiple_of(STEP) {
+        Ok(())
+    } else {
+        Err(code::INVALID_HANDLE)
+    }
+}
+
 pub(crate) fn unload(module: u64) -> Answer {
     let mut core = state::lock();
     core.current()?;

@@ -17,7 +17,7 @@
 //! | `memory` | arenas, the allocations, who owns which bytes |
 //! | `work`, `execute`, `worker` | what the GPU can be asked to do; doing it; the threads that do it |
 //! | `state` | contexts, streams, events, captures: the tables behind one lock |
-//! | `stream`, `event`, `context`, `capture`, `graph`, `copy`, `kernels`, `alloc`, `pools`, `vmm`, `ipc`, `pointer`, `device` | the calls, by subject |
+//! | `stream`, `event`, `context`, `capture`, `graph`, `copy`, `kernels`, `alloc`, `pools`, `vmm`, `ipc`, `pointer`, `device`, `checkpoint` | the calls, by subject |
 //! | `exports` | one table of all exported names; `getproc` looks names up in it |
 //!
 //! Locks, in the order in which they may be taken: `state` → a stream's queue;
@@ -26,6 +26,7 @@
 mod abi;
 mod alloc;
 mod capture;
+mod checkpoint;
 mod config;
 mod context;
 mod copy;

@@ -3,12 +3,12 @@
 //! A violation goes to stderr at once, as `simcuda: VIOLATION kind: text`,
 //! and as one JSON line to SIMCUDA_REPORT. When the process exits normally,
 //! one more line is appended there: `{"summary":true,"pid":…,"violations":n,
-//! "calls":{name:n,…},"peak_device_bytes":[…],"device_bytes":[…]}`.
+//! "calls":{name:n,…},"peak_device_bytes":[…],"device_bytes":[…],"checkpointed_bytes":n}`.
 //!
 //! Kinds: `early-reissue`, `use-after-free`, `invalid-access`, `double-free`,
 //! `freed-while-owned`, `forked-child`, `ending-context`.
 
-use crate::{config, exports, memory};
+use crate::{checkpoint, config, exports, memory};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -111,7 +111,8 @@ extern "C" fn at_exit() {
     let (now, peak) = memory::device_bytes();
     let _ = writeln!(
         line,
-        "}},\"peak_device_bytes\":{peak:?},\"device_bytes\":{now:?}}}"
+        "}},\"peak_device_bytes\":{peak:?},\"device_bytes\":{now:?},\"checkpointed_bytes\":{}}}",
+        checkpoint::copied()
     );
     append(&line);
 }

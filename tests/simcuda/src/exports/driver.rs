@@ -1,7 +1,7 @@
 //! Initialisation, devices, contexts, modules.
 
 use crate::abi::Answer;
-use crate::{context, device, getproc, kernels};
+use crate::{checkpoint, context, device, getproc, kernels};
 use std::ffi::{c_char, c_void};
 
 type Out<T> = *mut T;
@@ -17,6 +17,11 @@ super::entries! { ROWS;
         getproc::look_up(name, out, version, flags, std::ptr::null_mut());
     always "cuGetProcAddress" 12000 cuGetProcAddress_v2(name: *const c_char, out: Out<usize>, version: i32, flags: u64, status: Out<u32>) =>
         getproc::look_up(name, out, version, flags, status);
+    always "cuCheckpointProcessGetState" 12080 cuCheckpointProcessGetState(pid: i32, out: Out<u32>) => checkpoint::state(pid, out);
+    always "cuCheckpointProcessLock" 12080 cuCheckpointProcessLock(pid: i32, args: *const u64) => checkpoint::lock(pid, args);
+    always "cuCheckpointProcessCheckpoint" 12080 cuCheckpointProcessCheckpoint(pid: i32, _args: *const c_void) => checkpoint::checkpoint(pid);
+    always "cuCheckpointProcessRestore" 12080 cuCheckpointProcessRestore(pid: i32, _args: *const c_void) => checkpoint::restore(pid);
+    always "cuCheckpointProcessUnlock" 12080 cuCheckpointProcessUnlock(pid: i32, _args: *const c_void) => checkpoint::unlock(pid);
     always "cuGetErrorName" 6000 cuGetErrorName(error: i32, out: Out<*const u8>) => device::error_name(error, out);
     always "cuGetErrorString" 6000 cuGetErrorString(error: i32, out: Out<*const u8>) => device::error_string(error, out);
 
@@ -50,8 +55,15 @@ super::entries! { ROWS;
     ready "cuCtxCreate" 11040 cuCtxCreate_v3(out: Out<u64>, _affinity: *const c_void, _count: i32, flags: u32, dev: i32) =>
         context::create(out, flags, dev);
     ready "cuCtxCreate" 12050 cuCtxCreate_v4(out: Out<u64>, _params: *const c_void, flags: u32, dev: i32) => context::create(out, flags, dev);
+    ready "cuGLCtxCreate" 2000 cuGLCtxCreate(out: Out<u64>, flags: u32, dev: i32) => context::create(out, flags, dev);
+    ready "cuGLCtxCreate" 3020 cuGLCtxCreate_v2(out: Out<u64>, flags: u32, dev: i32) => context::create(out, flags, dev);
+    ready "cuVDPAUCtxCreate" 3010 cuVDPAUCtxCreate(out: Out<u64>, flags: u32, dev: i32, _display: u32, _look_up: *const c_void) =>
+        context::create(out, flags, dev);
+    ready "cuVDPAUCtxCreate" 3020 cuVDPAUCtxCreate_v2(out: Out<u64>, flags: u32, dev: i32, _display: u32, _look_up: *const c_void) =>
+        context::create(out, flags, dev);
     ready "cuCtxDestroy" 2000 cuCtxDestroy(ctx: u64) => context::destroy(ctx);
     ready "cuCtxDestroy" 4000 cuCtxDestroy_v2(ctx: u64) => context::destroy(ctx);
+    ready "cuCtxDetach" 2000 cuCtxDetach(ctx: u64) => context::detach(ctx);
     ready "cuCtxPushCurrent" 2000 cuCtxPushCurrent(ctx: u64) => context::push(ctx);
     ready "cuCtxPushCurrent" 4000 cuCtxPushCurrent_v2(ctx: u64) => context::push(ctx);
     ready "cuCtxPopCurrent" 2000 cuCtxPopCurrent(out: Out<u64>) => context::pop(out);
@@ -80,6 +92,17 @@ super::entries! { ROWS;
     ready "cuModuleLoadDataEx" 2010 cuModuleLoadDataEx(out: Out<u64>, image: *const c_void, _count: u32, _options: *const u32, _values: *const u64) =>
         kernels::load(out, image);
     ready "cuModuleLoadFatBinary" 2000 cuModuleLoadFatBinary(out: Out<u64>, image: *const c_void) => kernels::load(out, image);
+    ready "cuModuleLoad" 2000 cuModuleLoad(out: Out<u64>, path: *const c_char) => kernels::load_file(out, path);
+    ready "cuFuncLoad" 12040 cuFuncLoad(function: u64) => kernels::loaded(function);
+    ready "cuLibraryLoadData" 12000 cuLibraryLoadData(out: Out<u64>, image: *const c_void, _jit: *const u32, _jit_values: *const u64, _jit_count: u32, _options: *const u32, _values: *const u64, _count: u32) =>
+        kernels::load(out, image);
+    ready "cuLibraryLoadFromFile" 12000 cuLibraryLoadFromFile(out: Out<u64>, path: *const c_char, _jit: *const u32, _jit_values: *const u64, _jit_count: u32, _options: *const u32, _values: *const u64, _count: u32) =>
+        kernels::load_file(out, path);
+    ready "cuLibraryUnload" 12000 cuLibraryUnload(library: u64) => kernels::unload(library);
+    ready "cuLibraryGetModule" 12000 cuLibraryGetModule(out: Out<u64>, library: u64) => kernels::module_of(out, library);
+    ready "cuLibraryGetKernel" 12000 cuLibraryGetKernel(out: Out<u64>, library: u64, name: *const c_char) =>
+        kernels::function(out, library, name);
+    ready "cuKernelGetFunction" 12000 cuKernelGetFunction(out: Out<u64>, kernel: u64) => kernels::function_of(out, kernel);
     ready "cuModuleUnload" 2000 cuModuleUnload(module: u64) => kernels::unload(module);
     ready "cuModuleGetFunction" 2000 cuModuleGetFunction(out: Out<u64>, module: u64, name: *const c_char) =>
         kernels::function(out, module, name);

@@ -1,10 +1,17 @@
 //! Memory: allocation, pointers, pools, VMM, IPC, arrays.
 
-use crate::abi::{AccessDesc, AllocationProp, Array2D, Array3D, IpcMemHandle, PoolProps, get};
+use crate::abi::{
+    AccessDesc, AllocationProp, Answer, Array2D, Array3D, IpcMemHandle, PoolProps, code, get,
+};
 use crate::{alloc, copy, ipc, pointer, pools, vmm};
 use std::ffi::c_void;
 
 type Out<T> = *mut T;
+
+/// As a device without that feature answers.
+fn not_supported() -> Answer {
+    Err(code::NOT_SUPPORTED)
+}
 
 super::entries! { ROWS;
     ready "cuMemGetInfo" 3020 cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => alloc::get_info(free, total);
@@ -61,6 +68,12 @@ super::entries! { ROWS;
         vmm::set_access(at, size, desc, count);
     ready "cuMemGetAllocationGranularity" 10020 cuMemGetAllocationGranularity(out: Out<usize>, prop: *const AllocationProp, _option: u32) =>
         vmm::granularity(out, prop);
+
+    ready "cuImportExternalMemory" 10000 cuImportExternalMemory(_out: Out<u64>, _desc: *const c_void) => not_supported();
+    ready "cuExternalMemoryGetMappedBuffer" 10000 cuExternalMemoryGetMappedBuffer(_out: Out<u64>, _memory: u64, _desc: *const c_void) =>
+        not_supported();
+    ready "cuExternalMemoryGetMappedMipmappedArray" 10000 cuExternalMemoryGetMappedMipmappedArray(_out: Out<u64>, _memory: u64, _desc: *const c_void) =>
+        not_supported();
 
     ready "cuDeviceGetDefaultMemPool" 11020 cuDeviceGetDefaultMemPool(out: Out<u64>, dev: i32) => pools::get_default(out, dev);
     ready "cuDeviceGetMemPool" 11020 cuDeviceGetMemPool(out: Out<u64>, dev: i32) => pools::get_current(out, dev);

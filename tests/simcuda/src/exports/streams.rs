@@ -34,11 +34,19 @@ super::entries! { ROWS;
     ready "cuGraphCreate" 10000 cuGraphCreate(out: Out<u64>, flags: u32) => graph::create(out, flags);
     ready "cuGraphDestroy" 10000 cuGraphDestroy(graph: u64) => graph::destroy(graph);
     ready "cuGraphGetNodes" 10000 cuGraphGetNodes(graph: u64, nodes: Out<u64>, count: Out<usize>) => graph::get_nodes(graph, nodes, count);
+    ready "cuGraphAddMemAllocNode" 11040 cuGraphAddMemAllocNode(_node: Out<u64>, _graph: u64, _after: *const u64, _count: usize, _params: Out<u64>) =>
+        Err(code::NOT_SUPPORTED);
     ready "cuGraphNodeGetType" 10000 cuGraphNodeGetType(node: u64, out: Out<u32>) => graph::node_type(node, out);
+    ready "cuGraphInstantiate" 10000 cuGraphInstantiate(out: Out<u64>, graph: u64, _error: Out<u64>, _log: Out<u8>, _room: usize) =>
+        graph::instantiate(out, graph);
     ready "cuGraphInstantiate" 11000 cuGraphInstantiate_v2(out: Out<u64>, graph: u64, _error: Out<u64>, _log: Out<u8>, _room: usize) =>
         graph::instantiate(out, graph);
     ready "cuGraphInstantiateWithFlags" 11040 cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, _flags: u64) =>
         graph::instantiate(out, graph);
+    ready "cuGraphInstantiateWithParams" 12000 cuGraphInstantiateWithParams(out: Out<u64>, graph: u64, params: Out<[u64; 4]>) =>
+        graph::instantiate_with(out, graph, params);
+    ready "cuGraphInstantiateWithParams" 12000 cuGraphInstantiateWithParams_ptsz(out: Out<u64>, graph: u64, params: Out<[u64; 4]>) =>
+        graph::instantiate_with(out, graph, params);
     ready "cuGraphExecDestroy" 10000 cuGraphExecDestroy(exec: u64) => graph::exec_destroy(exec);
 }
 
@@ -134,6 +142,16 @@ mod streamed {
         "cuStreamBeginCaptureToGraph" 12030 cuStreamBeginCaptureToGraph, 12030 cuStreamBeginCaptureToGraph_ptsz
             (stream; stream: u64, graph: u64, after: *const u64, _edges: *const u64, count: usize, mode: u32) =>
                 begin_into(stream, graph, after, count, mode);
+        "cuStreamBeginRecaptureToGraph" 13030 cuStreamBeginRecaptureToGraph, 13030 cuStreamBeginRecaptureToGraph_ptsz
+            (stream; stream: u64, mode: u32, graph: u64, _differs: u64, _data: u64) =>
+                graph::empty(graph).and_then(|()| begin_into(stream, graph, std::ptr::null(), 0, mode));
+        "cuStreamBeginCaptureToCig" 13010 cuStreamBeginCaptureToCig, 13010 cuStreamBeginCaptureToCig_ptsz
+            (stream; stream: u64, _params: *const c_void) => capture::begin(stream, 2, None);
+        "cuStreamEndCaptureToCig" 13010 cuStreamEndCaptureToCig, 13010 cuStreamEndCaptureToCig_ptsz
+            (stream; stream: u64) => {
+                let mut graph = 0;
+                capture::end(stream, &mut graph).and_then(|()| graph::destroy(graph))
+            };
         "cuStreamEndCapture" 10000 cuStreamEndCapture, 10000 cuStreamEndCapture_ptsz
             (stream; stream: u64, out: Out<u64>) => capture::end(stream, out);
         "cuStreamIsCapturing" 10000 cuStreamIsCapturing, 10000 cuStreamIsCapturing_ptsz
