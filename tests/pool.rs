@@ -5,7 +5,7 @@
 mod model;
 
 use gpupool::pool::size_class::{GRANULE, PAGE, SMALL_MAX};
-use gpupool::pool::{BlockInfo, Device, Outcome, Policy, Pool};
+use gpupool::pool::{BlockInfo, Device, Memory, Outcome, Policy, Pool};
 use model::Model;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -15,6 +15,7 @@ const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
 
 fn policy(max: u64) -> Policy {
     Policy {
+        memory: Memory::Device,
         max,
         inflight: Some(64 * MIB),
         total: 1 << 34,

@@ -11,6 +11,7 @@ pub mod entered;
 pub mod fence;
 pub mod fill;
 pub mod guard;
+pub mod host;
 pub mod identity;
 pub mod ipc;
 

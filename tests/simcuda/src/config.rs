@@ -5,6 +5,7 @@
 //! | SIMCUDA_DEVICES | 1 | number of devices |
 //! | SIMCUDA_MEMORY | 8G | bytes of each (K, M, G) |
 //! | SIMCUDA_LIMIT | – | bytes of each that the process may have; what cuMemGetInfo says does not tell of it |
+//! | SIMCUDA_HOST | – | bytes of pinned and managed memory that the host gives |
 //! | SIMCUDA_VERSION | 13000 | driver version; names newer than it are not found by cuGetProcAddress |
 //! | SIMCUDA_MISSING | – | `name,name`: not found by cuGetProcAddress |
 //! | SIMCUDA_FAULT | – | `name:code@n` fails the n-th call with the code, `@n+` from then on; comma-separated |
@@ -34,6 +35,7 @@ pub(crate) struct Config {
     pub(crate) devices: usize,
     pub(crate) memory: u64,
     pub(crate) limit: u64,
+    pub(crate) host: u64,
     pub(crate) version: i32,
     pub(crate) missing: Vec<String>,
     pub(crate) faults: Vec<(String, Fault)>,
@@ -119,6 +121,9 @@ impl Config {
                 .and_then(|v| bytes(&v))
                 .unwrap_or(8 << 30),
             limit: var("SIMCUDA_LIMIT")
+                .and_then(|v| bytes(&v))
+                .unwrap_or(u64::MAX),
+            host: var("SIMCUDA_HOST")
                 .and_then(|v| bytes(&v))
                 .unwrap_or(u64::MAX),
             version: var("SIMCUDA_VERSION")
