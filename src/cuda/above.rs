@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use super::host::HostPool;
-use crate::config::{Config, Control, Inflight, Ipc};
+use crate::config::{Config, Control, Inflight, Ipc, Size};
 use crate::pool::{Memory, Policy};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -53,9 +53,15 @@ pub fn policy(config: &Config, total: u64) -> Policy {
 /// them share GPUPOOL_HOST_MAX, which taking a segment looks at.
 #[must_use]
 pub fn host_policy(config: &Config, total: u64) -> Policy {
+    let common = common(config, Memory::Host, total);
     Policy {
         max: config.host_max.map_or(u64::MAX, |size| size.of(total)),
-        ..common(config, Memory::Host, total)
+        // A percentage is one of a device: of the host it would be far too much.
+        inflight: match &config.inflight {
+            Inflight::Limit(Size::Percent(percent)) if *percent > 0.0 => None,
+            _ => common.inflight,
+        },
+        ..common
     }
 }
 

@@ -146,17 +146,36 @@ pub fn free(pointer: *mut c_void, call: impl FnOnce(*mut c_void) -> CUresult) ->
             _ => call(pointer),
         };
     };
-    let freed = end_of_block(host.context, &host.pool, host.is_lost(), address, || {
+    match free_owned(host, address) {
+        Freed::Yes => SUCCESS,
+        Freed::Error => call(never_valid),
+    }
+}
+
+/// A free that succeeds at once, or `false` if there is anything else to do; as
+/// [`serve::free_fast`].
+pub fn free_fast(address: u64) -> bool {
+    let Some(host) = host::SEGMENTS.get(address) else {
+        return false;
+    };
+    match process::state() {
+        State::Pool | State::Passing => {
+            context::any_is_current()
+                && !capture::any_open()
+                && matches!(free_owned(host, address), Freed::Yes)
+        }
+        _ => true,
+    }
+}
+
+fn free_owned(host: &'static HostPool, address: u64) -> Freed {
+    end_of_block(host.context, &host.pool, host.is_lost(), address, || {
         let freed = host.pool.free(&host, address);
         if process::state() == State::Passing {
             passing::drain();
         }
         freed
-    });
-    match freed {
-        Freed::Yes => SUCCESS,
-        Freed::Error => call(never_valid),
-    }
+    })
 }
 
 /// The address to ask the driver about in place of `pointer`: in a segment of

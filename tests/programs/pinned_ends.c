@@ -33,12 +33,21 @@ static void put(char *p)
     CHECK(cudaFreeHost(p));
 }
 
+/* The driver's own function, in a thread that has no context. */
+static void *free_by_the_driver(void *p)
+{
+    note_free(p, BYTES);
+    printf("freed by a thread without a context: %d\n", (int)DRV(cuMemFreeHost)(p));
+    return NULL;
+}
+
 static void threads(void)
 {
     for (int i = 0; i < COUNT; i++) {
         char *p = get(i % 2 ? cudaHostAllocPortable : cudaHostAllocDefault);
         pthread_join(kit_thread(free_here, p), NULL);
     }
+    pthread_join(kit_thread(free_by_the_driver, get(cudaHostAllocDefault)), NULL);
 }
 
 static void reset(void)

@@ -14,7 +14,7 @@ enum { CREATED = 2 };
 /* Driver functions beside those of the kit. */
 #define MORE_FUNCTIONS(X)                                                                           \
     X(cuCtxGetDevice) X(cuPointerGetAttributes) X(cuIpcGetMemHandle)              \
-    X(cuMemGetHandleForAddressRange) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuMemHostAlloc)
+    X(cuMemGetHandleForAddressRange) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuMemHostAlloc) X(cuMemHostGetFlags) X(cuMemHostGetDevicePointer)
 static struct {
     MORE_FUNCTIONS(KIT_FIELD)
 } more;
