@@ -4,7 +4,7 @@
 
 mod model;
 
-use gpupool::pool::size_class::{PAGE, SMALL_MAX};
+use gpupool::pool::size_class::SMALL_MAX;
 use gpupool::pool::{BlockInfo, Device, Memory, Outcome, Policy, Pool};
 use model::Model;
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! The two kinds of memory that a pool can be made of, and what a request takes
 //! of each.
 
-use super::size_class::{self, DEDICATED_MIN, GRANULE, Kind, Layout, MEDIUM_MAX, PAGE, SMALL_MAX};
+use super::size_class::{self, GRANULE, Layout, PAGE};
 
 /// What the segments of a pool are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,12 +60,7 @@ impl Memory {
             Self::Host => Layout {
                 size: bytes.next_multiple_of(HOST_PAGE),
                 align: HOST_PAGE,
-                kind: match bytes {
-                    ..=SMALL_MAX => Kind::Small,
-                    ..=MEDIUM_MAX => Kind::Medium,
-                    ..DEDICATED_MIN => Kind::Large,
-                    _ => Kind::Dedicated,
-                },
+                ..layout
             },
         })
     }
@@ -74,6 +69,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::size_class::{DEDICATED_MIN, Kind, SMALL_MAX};
 
     #[test]
     fn pinned_blocks_are_whole_pages() {
