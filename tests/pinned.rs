@@ -279,6 +279,26 @@ fn an_observer_counts_pinned_memory_apart() {
     program.end();
 }
 
+#[test]
+fn observe_tells_what_pinned_memory_took() {
+    let churn = support::program("pinned_stress", "shared");
+    let run = gpupool(&["observe", "--"])
+        .arg(&churn)
+        .args(["--iterations", "200"])
+        .env("LD_LIBRARY_PATH", simulated_driver())
+        .env("GPUPOOL_LIB", library());
+    let outcome = run.run();
+    assert_eq!(outcome.code(), 0, "{outcome:#?}");
+    let text = format!("{}{}", outcome.stdout, outcome.stderr);
+    let line = text
+        .lines()
+        .find(|line| line.contains("of pinned memory took"));
+    assert!(
+        line.is_some_and(|l| l.contains(" ms") || l.contains(" s")),
+        "{text}"
+    );
+}
+
 // covers: GPUPOOL_HOST
 #[test]
 fn without_the_pool_each_call_is_the_drivers() {

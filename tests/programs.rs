@@ -201,6 +201,7 @@ programs! {
     pinned_ends_shared: "pinned_ends" "shared";
     pinned_ends_static: "pinned_ends" "static";
     pinned_fault_shared: "pinned_fault" "shared";
+    pinned_numa_shared: "pinned_numa" "shared";
     pinned_stress_shared: "pinned_stress" "shared";
     pinned_stress_static: "pinned_stress" "static";
     pinned_stress_strict_shared: "pinned_stress_strict" "shared";
