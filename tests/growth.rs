@@ -5,7 +5,7 @@
 mod model;
 
 use gpupool::pool::device::{Passed, Recorded, Refusal};
-use gpupool::pool::{BlockInfo, Device, Outcome, Policy, Pool};
+use gpupool::pool::{BlockInfo, Device, Memory, Outcome, Policy, Pool};
 use model::Model;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
 
 fn pool() -> Pool {
     Pool::new(Policy {
+        memory: Memory::Device,
         max: u64::MAX,
         inflight: Some(64 * MIB),
         total: 1 << 36,

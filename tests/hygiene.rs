@@ -8,10 +8,11 @@ use std::path::Path;
 
 use support::{Folder, Outcome, Run, compile, library};
 
-const EXPORTS: [&str; 7] = [
+const EXPORTS: [&str; 8] = [
     "cuInit",
     "cudaFree",
     "cudaMalloc",
+    "cudaFreeHost",
     "cudaMalloc3D",
     "cudaMallocPitch",
     "dlopen",

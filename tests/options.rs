@@ -139,8 +139,7 @@ fn a_feature_that_is_not_there_yet_says_so_once() {
         let (_, warnings) = parse(option.name, other(option));
         if option.implemented() {
             assert_eq!(warnings, [], "{}", option.name);
-        } else if option.name != "GPUPOOL_HOST" {
-            // HOST=off is what a release without pinned memory does.
+        } else {
             assert_eq!(warnings.len(), 1, "{}: {warnings:?}", option.name);
             assert_eq!(warnings[0].kind, WarningKind::NotYet, "{}", option.name);
             assert!(warnings[0].to_string().contains("has no effect"));

@@ -4,8 +4,8 @@
 
 mod model;
 
-use gpupool::pool::size_class::{GRANULE, PAGE, SMALL_MAX};
-use gpupool::pool::{BlockInfo, Device, Outcome, Policy, Pool};
+use gpupool::pool::size_class::SMALL_MAX;
+use gpupool::pool::{BlockInfo, Device, Memory, Outcome, Policy, Pool};
 use model::Model;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -15,6 +15,7 @@ const NO_GRACE: bool = cfg!(feature = "unsafe-no-grace");
 
 fn policy(max: u64) -> Policy {
     Policy {
+        memory: Memory::Device,
         max,
         inflight: Some(64 * MIB),
         total: 1 << 34,
@@ -65,17 +66,24 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Runs `ops`; returns the violations that the model saw.
-fn run(ops: &[Op], per_pause: u64) -> u64 {
-    let device = Model::new(1 << 30);
+fn run(memory: Memory, ops: &[Op], per_pause: u64) -> u64 {
+    let device = Model::of(memory, 1 << 30);
     device.state.lock().unwrap().per_pause = per_pause;
-    let pool = Pool::new(policy(u64::MAX));
+    let pool = Pool::new(Policy {
+        memory,
+        ..policy(u64::MAX)
+    });
     let mut live: Vec<BlockInfo> = Vec::new();
     for op in ops {
         match *op {
             Op::Alloc(bytes) => {
                 if let Outcome::Block(new) = pool.alloc(&device, bytes) {
                     device.handed_out(new.address, new.size);
-                    let align = if bytes > SMALL_MAX { PAGE } else { GRANULE };
+                    let align = if bytes > SMALL_MAX {
+                        memory.page()
+                    } else {
+                        memory.granule()
+                    };
                     assert_eq!(
                         new.address % align,
                         0,
@@ -153,9 +161,11 @@ proptest! {
     /// nothing handed out while work refers to it, all of it coalesces.
     #[test]
     fn random_calls(ops in prop::collection::vec(op(), 1..200), per_pause in 0..3u64) {
-        let violations = run(&ops, per_pause);
-        if !NO_GRACE {
-            prop_assert_eq!(violations, 0);
+        for memory in [Memory::Device, Memory::Host] {
+            let violations = run(memory, &ops, per_pause);
+            if !NO_GRACE {
+                prop_assert_eq!(violations, 0);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 use gpupool::pool::Device;
 use gpupool::pool::device::{Passed, Recorded, Refusal};
 use gpupool::pool::size_class::PAGE;
-use gpupool::pool::{Outcome, Policy, Pool};
+use gpupool::pool::{Memory, Outcome, Policy, Pool};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ impl Device for Done {
 /// A pool of a device of 140 GiB, with the library's defaults.
 pub fn pool() -> Pool {
     Pool::new(Policy {
+        memory: Memory::Device,
         max: u64::MAX,
         inflight: None,
         total: 140 << 30,

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpupool::config::{Config, Inflight, Ipc, OPTIONS, PREFIX};
-use gpupool::pool::Policy;
+use gpupool::pool::{Memory, Policy};
 
 use crate::{Failure, failure};
 
@@ -146,6 +146,7 @@ pub fn settings(set: &[String]) -> Result<Config, Failure> {
 /// them.
 pub fn policy(config: &Config, total: u64) -> Policy {
     Policy {
+        memory: Memory::Device,
         max: config.max.of(total),
         inflight: match &config.inflight {
             Inflight::Auto => None,
@@ -171,6 +172,7 @@ mod tests {
         assert_eq!(
             policy(&parsed, 1 << 30),
             Policy {
+                memory: Memory::Device,
                 max: 1 << 30,
                 inflight: Some(3 << 20),
                 total: 1 << 30,

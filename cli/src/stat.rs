@@ -192,9 +192,12 @@ fn plain(seen: &Seen) -> String {
     for context in &snapshot.contexts {
         text.push_str(&device(context));
     }
+    if snapshot.host_alloc_calls() > 0 {
+        text.push_str(&pinned(snapshot));
+    }
     if snapshot.not_shown > 0 {
         text.push_str(&format!(
-            "  {} further contexts have no place in the page\n",
+            "  {} further contexts or pools of pinned memory have no place in the page\n",
             snapshot.not_shown
         ));
     }
@@ -219,6 +222,22 @@ fn device(context: &ContextSnapshot) -> String {
         bytes(usage.peak_reserved),
         usage.segments,
         bytes(usage.largest_free),
+    )
+}
+
+fn pinned(snapshot: &Snapshot) -> String {
+    let usage = snapshot.host_usage();
+    format!(
+        "  pinned     {} allocations, {} frees, {} driver calls; {} live (peak {}), {} waiting, {} reserved (peak {}) in {} segments\n",
+        thousands(snapshot.host_alloc_calls()),
+        thousands(snapshot.host_free_calls()),
+        thousands(snapshot.driver_host_allocs() + snapshot.driver_host_frees()),
+        bytes(usage.live),
+        bytes(usage.peak_live),
+        bytes(usage.waiting),
+        bytes(usage.reserved),
+        bytes(usage.peak_reserved),
+        usage.segments,
     )
 }
 

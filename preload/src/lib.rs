@@ -5,7 +5,7 @@
 //! | `dlsym` | whoever opened libcuda looks something up next: the moment to patch it |
 //! | `cuInit` | the same, for what was linked to libcuda |
 //! | `dlopen` | sees RTLD_DEEPBIND, with which a plugin looks up past `dlsym` above |
-//! | `cudaMalloc`, `cudaFree`, `cudaMallocPitch`, `cudaMalloc3D` | the fast path of programs with the shared runtime |
+//! | `cudaMalloc`, `cudaFree`, `cudaFreeHost`, `cudaMallocPitch`, `cudaMalloc3D` | the fast path of programs with the shared runtime |
 //!
 //! Everything is decided in the `gpupool` crate; what is here are a few instructions each, in
 //! assembly, because a compiled function could not leave the stack and the return address as the
@@ -194,6 +194,10 @@ with_return_address! {
 with_return_address! {
     /// `cudaError_t cudaFree(void *pointer)`.
     cudaFree => runtime::cuda_free, "rsi"
+}
+with_return_address! {
+    /// `cudaError_t cudaFreeHost(void *pointer)`.
+    cudaFreeHost => runtime::cuda_free_host, "rsi"
 }
 with_return_address! {
     /// `cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)`.

@@ -176,6 +176,29 @@ def negative_control() -> str:
     return f"without grace periods {violations} wrong words in {blocks} blocks"
 
 
+def pinned_stress(iterations: int, seed: int, env: dict[str, str]) -> str:
+    command = [executable("pinned_stress", "shared"), "--iterations", str(iterations), "--seed", str(seed)]
+    done = run(command, library=common.LIBRARY, env=STRESS_ENV | env, cuda_path=True, timeout=150)
+    blocks, violations = _stress_line(done)
+    if violations or done.code != 0:
+        raise Fail(f"{violations} violations in {blocks} blocks, exit {done.code}: {done.tail()}")
+    reissued = int(done.stats.get("pinned", {}).get("reissues", 0))
+    if reissued < iterations * 0.5:
+        raise Fail(f"only {reissued} reissues in {blocks} blocks")
+    return f"{blocks} blocks, {reissued} reissues, no violation"
+
+
+def pinned_negative_control() -> str:
+    if not common.NO_GRACE.exists():
+        raise Skip(f"{common.NO_GRACE} is not built")
+    command = [executable("pinned_stress", "shared"), "--iterations", "5000"]
+    done = run(command, library=common.NO_GRACE, env=STRESS_ENV, cuda_path=True, timeout=120)
+    blocks, violations = _stress_line(done)
+    if violations == 0:
+        raise Fail(f"without grace periods the stress found nothing in {blocks} blocks: it proves nothing")
+    return f"without grace periods {violations} wrong words in {blocks} blocks"
+
+
 # ---- processes that the library must not change -------------------------------------------
 
 
@@ -240,6 +263,10 @@ def checks() -> list[Check]:
     made.append(Check("stress_async_mix", lambda: stress("shared", 100_000, ["--seed", "15", "--async", "30"], {}, 120,
                                                          0.5), "alone"))
     made.append(Check("stress_negative_control", negative_control, "alone"))
+    made.append(Check("pinned_stress_long", lambda: pinned_stress(60_000, 21, {}), "alone"))
+    made.append(Check("pinned_stress_ordered", lambda: pinned_stress(10_000, 22, {"GPUPOOL_FREE": "ordered"}), "alone"))
+    made.append(Check("pinned_stress_small_limit", lambda: pinned_stress(10_000, 23, {"GPUPOOL_INFLIGHT": "4M"}), "alone"))
+    made.append(Check("pinned_negative_control", pinned_negative_control, "alone"))
     for linked in ("static", "shared"):
         made.append(Check(f"nvcc_{linked}", lambda linked=linked: nvcc_program(linked)))
     for row in table():

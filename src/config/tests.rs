@@ -235,7 +235,7 @@ fn features_to_come_warn_unless_the_value_describes_this_release() {
         ("GPUPOOL_ASYNC", "pass", false),
         ("GPUPOOL_ASYNC", "pool", true),
         ("GPUPOOL_HOST", "off", false),
-        ("GPUPOOL_HOST", "1", false),
+        ("GPUPOOL_HOST_MAX", "1G", false),
         ("GPUPOOL_IDLE_RELEASE", "30s", false),
         ("GPUPOOL_TRACE", "./trace", false),
         ("GPUPOOL_NVTX", "on", true),

@@ -2,8 +2,9 @@
 //! them.
 
 use super::context::Context;
-use crate::config::{Config, Control, Inflight, Ipc};
-use crate::pool::Policy;
+use super::host::HostPool;
+use crate::config::{Config, Control, Inflight, Ipc, Size};
+use crate::pool::{Memory, Policy};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ pub struct Above {
     /// A context became known; nothing has been served from its pool. Called
     /// with the contexts locked.
     pub registered: fn(&'static Context),
+    /// The same for a pool of pinned memory.
+    pub host_registered: fn(&'static HostPool),
     /// The first use of a context's pool.
     pub first_use: fn(&'static Context),
     /// A context has ended.
@@ -41,6 +44,31 @@ pub(super) fn attend(may_wait: bool) {
 pub fn policy(config: &Config, total: u64) -> Policy {
     Policy {
         max: config.max.of(total),
+        isolate: config.ipc == Ipc::Isolate,
+        ..common(config, Memory::Device, total)
+    }
+}
+
+/// What they ask of a pool of pinned memory on a host of `total` bytes. All of
+/// them share GPUPOOL_HOST_MAX, which taking a segment looks at.
+#[must_use]
+pub fn host_policy(config: &Config, total: u64) -> Policy {
+    let common = common(config, Memory::Host, total);
+    Policy {
+        max: config.host_max.map_or(u64::MAX, |size| size.of(total)),
+        // A percentage is one of a device: of the host it would be far too much.
+        inflight: match &config.inflight {
+            Inflight::Limit(Size::Percent(percent)) if *percent > 0.0 => None,
+            _ => common.inflight,
+        },
+        ..common
+    }
+}
+
+fn common(config: &Config, memory: Memory, total: u64) -> Policy {
+    Policy {
+        memory,
+        max: u64::MAX,
         inflight: match &config.inflight {
             Inflight::Auto => None,
             Inflight::Limit(size) => Some(size.of(total)),
@@ -51,6 +79,6 @@ pub fn policy(config: &Config, total: u64) -> Policy {
         } else {
             config.wait
         },
-        isolate: config.ipc == Ipc::Isolate,
+        isolate: false,
     }
 }

@@ -9,9 +9,10 @@ use super::above::{self, ABOVE};
 use super::capture;
 use super::driver::real;
 use super::entered::{Ending, Entered};
-use super::fence::Fences;
+use super::fence::{Events, Fences};
 use super::green;
 use super::guard::Guard;
+use super::host::Hosts;
 use super::identity::{id_of, primary_of};
 use crate::pool::Pool;
 use crate::pool::segment_map::SegmentMap;
@@ -51,8 +52,12 @@ pub struct Context {
     pub pool: Pool,
     /// GPUPOOL_GUARD's view of its memory.
     pub guard: Option<Guard>,
-    /// Fences of the pool, and spare events of this context.
+    /// Its pools of pinned memory.
+    pub hosts: Hosts,
+    /// Fences of the pool of device memory.
     pub(super) fences: Fences,
+    /// Spare events.
+    pub(super) events: Events,
     primary: bool,
     status: AtomicU8,
     /// Calls under way that may end it.
@@ -298,7 +303,9 @@ fn register(
             total,
             pool: Pool::new(policy),
             guard: config.guard.then(Guard::default),
+            hosts: Hosts::default(),
             fences: Fences::default(),
+            events: Events::default(),
             primary,
             status: AtomicU8::new(status as u8),
             closing: AtomicU32::new(0),
@@ -435,7 +442,8 @@ pub fn closing<R>(
         for (base, size) in context.pool.abandon() {
             SEGMENTS.remove(base, size, context);
         }
-        context.fences.forget();
+        context.hosts.abandon();
+        context.events.forget();
         if let Some(guard) = &context.guard {
             guard.forget();
         }

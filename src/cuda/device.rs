@@ -5,6 +5,7 @@ use super::capture::Relaxed;
 use super::context::{Context, SEGMENTS};
 use super::driver::real;
 use super::entered::Entered;
+use super::fence::Fences;
 use crate::pool::device::{Device, Passed, Recorded, Refusal};
 use crate::pool::size_class::PAGE;
 use crate::pool::stats::Shown;
@@ -41,7 +42,28 @@ pub fn reserved_share(total: u64) -> u64 {
     (total / 100).max(128 << 20)
 }
 
+/// [`Device::now`] of all pools.
+pub(super) fn now() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
 impl Context {
+    /// [`Device::record`] of a pool of this context, counted.
+    pub(super) fn recorded(&self, fences: &Fences, slot: usize) -> Recorded {
+        let recorded = self.record_fence(fences, slot);
+        if recorded == Recorded::Yes {
+            CALLS.fence_records.fetch_add(1, Ordering::Relaxed);
+        }
+        recorded
+    }
+
+    /// [`Device::passed`] of any pool, counted.
+    pub(super) fn asked(fences: &Fences, slot: usize) -> Passed {
+        CALLS.fence_queries.fetch_add(1, Ordering::Relaxed);
+        Self::fence_passed(fences, slot)
+    }
+
     /// Bytes that the driver has free on the device, and all that there are;
     /// `None` if it does not say.
     pub fn driver_memory(&self) -> Option<(u64, u64)> {
@@ -110,11 +132,7 @@ impl Device for &'static Context {
     }
 
     fn record(&self, slot: usize) -> Recorded {
-        let recorded = self.record_fence(slot);
-        if recorded == Recorded::Yes {
-            CALLS.fence_records.fetch_add(1, Ordering::Relaxed);
-        }
-        recorded
+        self.recorded(&self.fences, slot)
     }
 
     fn record_waits(&self) -> bool {
@@ -122,8 +140,7 @@ impl Device for &'static Context {
     }
 
     fn passed(&self, slot: usize) -> Passed {
-        CALLS.fence_queries.fetch_add(1, Ordering::Relaxed);
-        self.fence_passed(slot)
+        Context::asked(&self.fences, slot)
     }
 
     fn headroom(&self) -> u64 {
@@ -133,8 +150,7 @@ impl Device for &'static Context {
     }
 
     fn now(&self) -> Duration {
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
+        now()
     }
 
     fn attend(&self, may_wait: bool) {

@@ -175,6 +175,12 @@ driver_functions! {
     cuGraphLaunch(executable: *mut c_void, stream: CUstream);
     cuGraphLaunch_ptsz(executable: *mut c_void, stream: CUstream);
     cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
+    cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32);
+    cuMemAllocHost(pointer: *mut *mut c_void, bytes: u32);
+    cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize);
+    cuMemFreeHost(pointer: *mut c_void);
+    cuMemHostGetFlags(flags: *mut u32, pointer: *mut c_void);
+    cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, pointer: *mut c_void, flags: u32);
     cuMemHostRegister_v2(start: *mut c_void, bytes: usize, flags: u32);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
     cuMemsetD8Async(address: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);

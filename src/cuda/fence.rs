@@ -16,10 +16,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The recorded fences of a pool, and the spare events of its context.
+/// The recorded fences of a pool.
 #[derive(Default)]
 pub struct Fences {
     slots: Mutex<[Vec<(&'static Context, CUevent)>; SLOTS]>,
+}
+
+/// The spare events of a context.
+#[derive(Default)]
+pub struct Events {
     spare: Mutex<Vec<CUevent>>,
     /// Attempts to record that failed in a row.
     failures: AtomicU32,
@@ -29,7 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Fences {
+impl Events {
     /// The context has ended, and its events with it.
     pub fn forget(&self) {
         lock(&self.spare).clear();
@@ -52,7 +57,7 @@ const FAILURES: u32 = 64;
 impl Context {
     /// An event of this context that is not pending.
     fn take_event(&self) -> Option<CUevent> {
-        if let Some(event) = lock(&self.fences.spare).pop() {
+        if let Some(event) = lock(&self.events.spare).pop() {
             return Some(event);
         }
         let _entered = Entered::enter(self.handle)?;
@@ -64,7 +69,7 @@ impl Context {
 
     /// Gives back an event that was seen to have passed, or never recorded.
     fn put_event(&self, event: CUevent) {
-        lock(&self.fences.spare).push(event);
+        lock(&self.events.spare).push(event);
     }
 
     /// Records an event over everything submitted to this context so far.
@@ -77,7 +82,7 @@ impl Context {
             _ if capture::says_capture(result) => Failed::NotNow,
             _ if !self.is_still_there() => Failed::NotNow,
             _ if self.answers_errors() => Failed::Lost,
-            _ if self.fences.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES => {
+            _ if self.events.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES => {
                 Failed::Lost
             }
             _ => Failed::NotNow,
@@ -90,7 +95,7 @@ impl Context {
         // answers with an error.
         match unsafe { real::cuCtxRecordEvent(self.handle, event) } {
             SUCCESS => {
-                self.fences.failures.store(0, Ordering::Relaxed);
+                self.events.failures.store(0, Ordering::Relaxed);
                 Ok(event)
             }
             result => {
@@ -101,8 +106,8 @@ impl Context {
         }
     }
 
-    /// [`crate::pool::Device::record`].
-    pub(super) fn record_fence(&self, slot: usize) -> Recorded {
+    /// [`crate::pool::Device::record`] for a pool of this context.
+    pub(super) fn record_fence(&self, fences: &Fences, slot: usize) -> Recorded {
         let Some(gate) = capture::try_no_capture() else {
             return Recorded::NotNow;
         };
@@ -117,7 +122,7 @@ impl Context {
         let Some(_hold) = Hold::try_hold() else {
             return Recorded::NotNow;
         };
-        let mut slots = lock(&self.fences.slots);
+        let mut slots = lock(&fences.slots);
         let events = &mut slots[slot];
         let failed = context::with_all(|contexts| {
             for context in contexts {
@@ -139,8 +144,8 @@ impl Context {
     }
 
     /// [`crate::pool::Device::passed`].
-    pub(super) fn fence_passed(&self, slot: usize) -> Passed {
-        let mut slots = lock(&self.fences.slots);
+    pub(super) fn fence_passed(fences: &Fences, slot: usize) -> Passed {
+        let mut slots = lock(&fences.slots);
         if slots[slot].is_empty() {
             return Passed::Yes;
         }

@@ -12,6 +12,7 @@ pub mod fence;
 pub mod fill;
 pub mod green;
 pub mod guard;
+pub mod host;
 pub mod identity;
 pub mod ipc;
 

@@ -8,11 +8,12 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use super::{checkpoint, passing, query, serve, traced};
+use super::{checkpoint, passing, pinned, query, serve, traced};
 use crate::cuda::abi::{
     CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUresult, CUstream,
 };
 use crate::cuda::driver::real;
+use crate::cuda::host::Class;
 use crate::trace::Memory::{Async, Device, Managed};
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_void};
@@ -120,6 +121,17 @@ entries! {
     cuIpcGetMemHandle(handle: *mut c_void, address: CUdeviceptr) => query::ipc_handle(handle, address);
     cuMemGetHandleForAddressRange(handle: *mut c_void, address: CUdeviceptr, size: usize, kind: i32, flags: u64) =>
         query::range_handle(handle, address, size, kind, flags);
+
+    cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: u32) =>
+        pinned::alloc(out, bytes, Class::of_flags(flags), || real::cuMemHostAlloc(out, bytes, flags));
+    cuMemAllocHost(out: *mut *mut c_void, bytes: u32) =>
+        pinned::alloc(out, bytes as usize, Some(Class::Plain), || real::cuMemAllocHost(out, bytes));
+    cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) =>
+        pinned::alloc(out, bytes, Some(Class::Plain), || real::cuMemAllocHost_v2(out, bytes));
+    cuMemFreeHost(pointer: *mut c_void) => pinned::free(pointer, |pointer| real::cuMemFreeHost(pointer));
+    cuMemHostGetFlags(flags: *mut u32, pointer: *mut c_void) => pinned::flags(flags, pointer);
+    cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, pointer: *mut c_void, flags: u32) =>
+        pinned::device_pointer(address, pointer, flags);
 
     cuMemCreate(handle: *mut u64, size: usize, properties: *const c_void, flags: u64) =>
         serve::or_give_back(|| real::cuMemCreate(handle, size, properties, flags));

@@ -9,6 +9,7 @@
 
 use crate::cuda::abi::{CUcontext, CUresult, SUCCESS};
 use crate::cuda::context::{self, Context, Status};
+use crate::cuda::host;
 use crate::process::{self, State, attach, shielded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -38,15 +39,23 @@ pub fn drain() {
                 context.pool.give_back_idle(&context);
             }
         }
+        for host in host::serving().filter(|host| host.pool.usage().reserved > 0) {
+            host.pool.give_back_idle(&host);
+        }
     });
 }
 
-/// Bytes that the pools hold of the driver.
+/// Bytes that the pools hold of the driver, pinned memory too.
 pub fn reserved() -> u64 {
-    context::all()
+    let of_devices = context::all()
         .iter()
         .map(|context| context.pool.usage().reserved)
-        .sum()
+        .sum::<u64>();
+    let of_host = host::all()
+        .iter()
+        .map(|host| host.pool.usage().reserved)
+        .sum::<u64>();
+    of_devices + of_host
 }
 
 /// A request came in a context whose pool does not serve.

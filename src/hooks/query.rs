@@ -12,35 +12,65 @@ use crate::cuda::abi::{
 };
 use crate::cuda::context::{self, Context};
 use crate::cuda::driver::{NEVER_VALID, real};
+use crate::cuda::host::{self, HostPool};
 use crate::cuda::{SEGMENTS, ipc};
-use crate::pool::BlockInfo;
+use crate::pool::{BlockInfo, Pool};
 use crate::process::{self, shielded};
 use std::ffi::c_void;
+
+/// Whose pool a block is of.
+#[derive(Clone, Copy)]
+enum Owner {
+    Device(&'static Context),
+    Host(&'static HostPool),
+}
+
+impl Owner {
+    fn pool(&self) -> &'static Pool {
+        match self {
+            Self::Device(context) => &context.pool,
+            Self::Host(host) => &host.pool,
+        }
+    }
+}
 
 /// Whose address it is.
 enum Whose {
     /// The driver's to answer for.
     Foreign,
     /// In this live block.
-    Block(&'static Context, BlockInfo),
+    Block(Owner, BlockInfo),
     /// In a segment, but in no live block.
     Nobody,
 }
 
+impl Whose {
+    /// The address to ask the driver about in place of `address`.
+    fn ask(&self, address: CUdeviceptr) -> CUdeviceptr {
+        match self {
+            Self::Nobody => NEVER_VALID,
+            _ => address,
+        }
+    }
+}
+
 fn whose(address: CUdeviceptr) -> Whose {
-    let Some(owner) = SEGMENTS.get(address) else {
+    let owner = SEGMENTS
+        .get(address)
+        .map(Owner::Device)
+        .or_else(|| host::SEGMENTS.get(address).map(Owner::Host));
+    let Some(owner) = owner.filter(|_| process::keeps_books()) else {
         return Whose::Foreign;
     };
-    if !process::keeps_books() {
-        return Whose::Foreign;
-    }
-    match shielded(|| owner.pool.containing(address)) {
-        Some(Some(block)) => match &owner.guard {
-            None => Whose::Block(owner, block),
+    match shielded(|| owner.pool().containing(address)) {
+        Some(Some(block)) => match owner {
             // The pool was asked for more than the program knows of.
-            Some(guard) => guard
+            Owner::Device(Context {
+                guard: Some(guard), ..
+            }) => guard
                 .as_asked(block, address)
                 .map_or(Whose::Nobody, |block| Whose::Block(owner, block)),
+            _ => Whose::Block(owner, block),
         },
         Some(None) => Whose::Nobody,
         None => Whose::Foreign,
@@ -49,11 +79,14 @@ fn whose(address: CUdeviceptr) -> Whose {
 
 /// Another process or device may see the block from now on: its segment, whose
 /// address and size this returns, takes no new blocks.
-fn export(owner: &Context, block: &BlockInfo) -> Option<(u64, u64)> {
-    if let Some(guard) = &owner.guard {
+fn export(owner: Owner, block: &BlockInfo) -> Option<(u64, u64)> {
+    if let Owner::Device(Context {
+        guard: Some(guard), ..
+    }) = owner
+    {
         guard.exported(block.address);
     }
-    owner.pool.retire(block.address)
+    owner.pool().retire(block.address)
 }
 
 /// cuMemGetInfo: what the program could have counts as free, so also the
@@ -88,10 +121,10 @@ pub unsafe fn address_range(
     size: *mut usize,
     address: CUdeviceptr,
 ) -> CUresult {
-    let (ask, block) = match whose(address) {
-        Whose::Foreign => (address, None),
-        Whose::Nobody => (NEVER_VALID, None),
+    let whose = whose(address);
+    let (ask, block) = match whose {
         Whose::Block(_, block) => (address, Some(block)),
+        _ => (whose.ask(address), None),
     };
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuMemGetAddressRange_v2(base, size, ask) };
@@ -111,15 +144,19 @@ pub unsafe fn address_range(
 
 /// The BUFFER_ID of a block: never one of the driver's (which count from 1),
 /// and another for each allocation.
-fn buffer_id(owner: &Context, block: &BlockInfo) -> u64 {
-    (1 << 62) | (owner.ordinal << 44) | block.id
+fn buffer_id(owner: Owner, block: &BlockInfo) -> u64 {
+    let pool = match owner {
+        Owner::Device(context) => context.ordinal << 1,
+        Owner::Host(host) => host.ordinal << 1 | 1,
+    };
+    (1 << 62) | (pool << 44) | block.id
 }
 
 /// Corrects what the driver wrote to `data` about the segment.
 ///
 /// # Safety
 /// `data` is valid for a value of `attribute`.
-unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &BlockInfo) {
+unsafe fn correct(data: *mut c_void, attribute: i32, owner: Owner, block: &BlockInfo) {
     if data.is_null() {
         return;
     }
@@ -146,11 +183,7 @@ unsafe fn correct(data: *mut c_void, attribute: i32, owner: &Context, block: &Bl
 /// cuPointerGetAttribute.
 pub unsafe fn attribute(data: *mut c_void, attribute: i32, address: CUdeviceptr) -> CUresult {
     let whose = whose(address);
-    let ask = if matches!(whose, Whose::Nobody) {
-        NEVER_VALID
-    } else {
-        address
-    };
+    let ask = whose.ask(address);
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuPointerGetAttribute(data, attribute, ask) };
     if let (Whose::Block(owner, block), SUCCESS) = (whose, result) {
@@ -168,11 +201,7 @@ pub unsafe fn attributes(
     address: CUdeviceptr,
 ) -> CUresult {
     let whose = whose(address);
-    let ask = if matches!(whose, Whose::Nobody) {
-        NEVER_VALID
-    } else {
-        address
-    };
+    let ask = whose.ask(address);
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuPointerGetAttributes(count, attributes, data, ask) };
     if result != SUCCESS || matches!(whose, Whose::Foreign) {
@@ -188,7 +217,7 @@ pub unsafe fn attributes(
             );
             match &whose {
                 Whose::Block(owner, block) => {
-                    shielded(|| correct(place, attribute, owner, block));
+                    shielded(|| correct(place, attribute, *owner, block));
                 }
                 // Where the driver repeats the address, it is the asked one.
                 _ => {
@@ -210,11 +239,7 @@ pub unsafe fn attributes(
 /// goes when the segment does.
 pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdeviceptr) -> CUresult {
     let whose = whose(address);
-    let ask = if matches!(whose, Whose::Nobody) {
-        NEVER_VALID
-    } else {
-        address
-    };
+    let ask = whose.ask(address);
     // SAFETY: the program's arguments, but for the address.
     let result = unsafe { real::cuPointerSetAttribute(data, attribute, ask) };
     if let (Whose::Block(owner, block), SUCCESS, ATTRIBUTE_SYNC_MEMOPS) = (whose, result, attribute)
@@ -222,8 +247,8 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
         // SAFETY: the successful call has just read the value there.
         let on = unsafe { data.cast::<u32>().read_unaligned() } != 0;
         shielded(|| {
-            owner.pool.retire(block.address);
-            owner.pool.set_sync_memops(block.address, on);
+            owner.pool().retire(block.address);
+            owner.pool().set_sync_memops(block.address, on);
         });
     }
     result
@@ -235,7 +260,9 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
 pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult {
     let (owner, block) = match whose(address) {
         // Without a current context the driver has an error of its own.
-        Whose::Block(owner, block) if !handle.is_null() && context::any_is_current() => {
+        Whose::Block(Owner::Device(owner), block)
+            if !handle.is_null() && context::any_is_current() =>
+        {
             (owner, block)
         }
         Whose::Foreign | Whose::Block(..) => {
@@ -257,7 +284,7 @@ pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult 
         return refused("GPUPOOL_IPC=deny");
     }
     let made = shielded(|| {
-        let (base, size) = export(owner, &block)?;
+        let (base, size) = export(Owner::Device(owner), &block)?;
         Some(ipc::handle(
             owner,
             base,

@@ -3,6 +3,7 @@
 //! own libcudart, and comes back in at the driver's entry points.
 
 use super::next::next_symbol;
+use super::pinned;
 use super::serve::{self, pooled};
 use super::traced;
 use crate::cuda::abi::{CUdevice, Extent, PitchedPtr};
@@ -112,6 +113,25 @@ pub unsafe extern "C" fn cuda_free(pointer: *mut c_void, return_address: usize) 
     unsafe {
         let call: unsafe extern "C" fn(*mut c_void) -> CudaError = std::mem::transmute(address);
         with_site(return_address, || call(pointer))
+    }
+}
+
+/// cudaFreeHost, called from `return_address`. There is no such way for the
+/// allocations: with which flags a runtime asks the driver is its own affair.
+///
+/// # Safety
+/// As cudaFreeHost.
+pub unsafe extern "C" fn cuda_free_host(pointer: *mut c_void, return_address: usize) -> CudaError {
+    if pinned::free_fast(pointer as u64) {
+        return 0;
+    }
+    let Some(address) = real(c"cudaFreeHost", return_address) else {
+        return NO_RUNTIME;
+    };
+    // SAFETY: as in `cuda_malloc`.
+    unsafe {
+        let call: unsafe extern "C" fn(*mut c_void) -> CudaError = std::mem::transmute(address);
+        call(pointer)
     }
 }
 

@@ -10,8 +10,8 @@ use crate::cuda::abi::{
 };
 use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
-use crate::cuda::{SEGMENTS, capture, fill, green, guard, identity};
-use crate::pool::{BlockInfo, Outcome};
+use crate::cuda::{SEGMENTS, capture, fill, green, guard, host, identity};
+use crate::pool::{BlockInfo, Outcome, Pool};
 use crate::process::{
     self, FOREIGN_FREES, PASSED_ALLOCS, State, mailbox, observe, shielded, shortage,
 };
@@ -154,7 +154,7 @@ pub unsafe fn alloc_pitch(
 }
 
 /// What to do with a free of an address in one of our segments.
-enum Freed {
+pub(super) enum Freed {
     /// Done.
     Yes,
     /// Natively an error: ask the driver about an address that is none.
@@ -164,6 +164,10 @@ enum Freed {
 /// cuMemFree.
 pub fn free(address: CUdeviceptr, call: impl FnOnce(CUdeviceptr) -> CUresult) -> CUresult {
     let Some(owner) = SEGMENTS.get(address) else {
+        // Pinned memory is not its to free: natively an error.
+        if host::SEGMENTS.get(address).is_some() {
+            return call(NEVER_VALID);
+        }
         return match process::state() {
             State::Observe => observe::free(address, || call(address)),
             state @ (State::Pool | State::Passing) if address != 0 => {
@@ -202,6 +206,21 @@ pub fn free_fast(address: CUdeviceptr) -> bool {
 }
 
 fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
+    end_of_block(owner, &owner.pool, owner.pool.is_lost(), address, || {
+        give_back(owner, address, None)
+    })
+}
+
+/// Ends the life of the block at `address`, if there is one in `pool`, with
+/// `give_back`, as the state of the process and GPUPOOL_FREE ask. `lost`: a
+/// fence has seen a fault.
+pub(super) fn end_of_block(
+    owner: &'static Context,
+    pool: &Pool,
+    lost: bool,
+    address: CUdeviceptr,
+    give_back: impl FnOnce() -> bool,
+) -> Freed {
     if !process::keeps_books() {
         return Freed::Yes;
     }
@@ -210,14 +229,14 @@ fn free_owned(owner: &'static Context, address: CUdeviceptr) -> Freed {
         if owner.status() == Status::Gone || capture::own_thread_restricted() {
             return Freed::Error;
         }
-        if owner.pool.is_lost() && owner.answers_errors() {
+        if lost && owner.answers_errors() {
             return Freed::Error;
         }
         let policy = process::config().free;
-        if policy == FreePolicy::Strict && owner.pool.begins_block(address) {
+        if policy == FreePolicy::Strict && pool.begins_block(address) {
             owner.wait_for_earlier_work(None);
         }
-        if !give_back(owner, address, None) {
+        if !give_back() {
             return Freed::Error;
         }
         if policy == FreePolicy::Ordered {
@@ -251,7 +270,10 @@ pub fn free_async(
     call: impl FnOnce(CUdeviceptr) -> CUresult,
 ) -> CUresult {
     let Some(owner) = SEGMENTS.get(address) else {
-        return call(address);
+        return match host::SEGMENTS.get(address) {
+            Some(_) => call(NEVER_VALID),
+            None => call(address),
+        };
     };
     if !process::keeps_books() {
         return SUCCESS;
@@ -288,16 +310,7 @@ pub fn or_give_back_on(
     if result != OUT_OF_MEMORY || !process::keeps_books() || capture::own_thread_restricted() {
         return result;
     }
-    let given_back = shielded(|| {
-        let here = device();
-        let same_device =
-            |context: &&'static Context| Some(context.device) == here && context.serves();
-        context::all()
-            .into_iter()
-            .filter(same_device)
-            .map(|context| context.pool.trim_anyway(&context))
-            .sum::<u64>()
-    });
+    let given_back = shielded(|| device().map_or(0, give_back_on));
     shielded(guard::report_pending);
     match given_back {
         Some(bytes) if bytes > 0 => {
@@ -306,6 +319,15 @@ pub fn or_give_back_on(
         }
         _ => result,
     }
+}
+
+/// Gives back what is idle of a device's memory. Returns the bytes.
+pub(super) fn give_back_on(device: CUdevice) -> u64 {
+    context::all()
+        .into_iter()
+        .filter(|context| context.device == device && context.serves())
+        .map(|context| context.pool.trim_anyway(&context))
+        .sum()
 }
 
 /// cuInit.

@@ -54,6 +54,13 @@ pub fn rows() -> Vec<Row> {
         required cuIpcGetMemHandle
         required cuMemGetHandleForAddressRange
 
+        optional cuMemHostAlloc
+        optional cuMemAllocHost
+        optional cuMemAllocHost_v2
+        required cuMemFreeHost
+        required cuMemHostGetFlags
+        required cuMemHostGetDevicePointer_v2
+
         optional cuMemAllocManaged
         optional cuMemCreate
         optional cuMemMap

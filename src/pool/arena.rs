@@ -10,6 +10,7 @@ pub use shown::Unused;
 use super::free_list::{Fit, FreeList, Run};
 use super::grace::Epoch;
 use super::headers::{Header, Headers, Owners, owner};
+use super::memory::Memory;
 use super::segment::{Block, NONE, Segment, Slab, State};
 use super::size_class::{Kind, Layout};
 use super::spans::Spans;
@@ -89,6 +90,15 @@ pub struct Arena {
 }
 
 impl Arena {
+    /// An empty arena of such memory.
+    #[must_use]
+    pub fn new(memory: Memory) -> Self {
+        Self {
+            free: FreeList::new(memory),
+            ..Self::default()
+        }
+    }
+
     /// Takes over `[base, base + size)` from the driver.
     pub fn add_segment(&mut self, base: u64, size: u64, kind: Kind) {
         let segment = self.segments.insert(Segment {
@@ -395,7 +405,7 @@ impl Arena {
         *self = Self {
             shown: self.shown,
             peak: self.peak.take(),
-            ..Self::default()
+            ..Self::new(self.free.memory())
         };
         self.show();
         segments

@@ -42,8 +42,9 @@ pub const SLOTS: usize = 32;
 /// One device context, as the pool sees it. All methods may be called from
 /// any thread; the pool calls `record` and `passed` from one thread at a time.
 pub trait Device {
-    /// Takes a segment of `bytes` (a multiple of 2 MiB) from the driver and
-    /// returns its address, 2 MiB-aligned. Must not wait for the GPU.
+    /// Takes a segment of `bytes` (a multiple of [`super::Memory::unit`]) from
+    /// the driver and returns its address, a multiple of
+    /// [`super::Memory::page`]. Must not wait for the GPU.
     fn reserve(&self, bytes: u64) -> Result<u64, Refusal>;
 
     /// Gives a segment back. Called only when the device was just seen idle,

@@ -6,7 +6,8 @@
 //! avoided ([`Fit`]): one long-lived small block would keep a large segment from
 //! ever being free as a whole.
 
-use super::size_class::{Kind, Layout, PAGE, SMALL_MAX};
+use super::memory::Memory;
+use super::size_class::{Kind, Layout, SMALL_MAX};
 use std::collections::BTreeSet;
 
 /// `(size that counts, address, block)`.
@@ -71,6 +72,7 @@ struct Runs {
 /// Ordered sets, logarithmic in the number of free blocks.
 #[derive(Debug, Default)]
 pub struct FreeList {
+    memory: Memory,
     /// Blocks of small segments, by size.
     small: BTreeSet<Entry>,
     /// What page alignment leaves in other segments, too little for their own
@@ -83,8 +85,8 @@ pub struct FreeList {
 }
 
 /// Bytes of `[address, address + size)` from its first page boundary on.
-fn aligned_capacity(address: u64, size: u64) -> u64 {
-    (address + size).saturating_sub(address.next_multiple_of(PAGE))
+fn aligned_capacity(memory: Memory, address: u64, size: u64) -> u64 {
+    (address + size).saturating_sub(address.next_multiple_of(memory.page()))
 }
 
 /// The smallest of at least `size` bytes.
@@ -109,6 +111,20 @@ impl Runs {
 }
 
 impl FreeList {
+    /// An empty list of blocks of such memory.
+    #[must_use]
+    pub fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            ..Self::default()
+        }
+    }
+
+    /// What its blocks are.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
     fn set_for(&mut self, run: &Run) -> (&mut BTreeSet<Entry>, u64) {
         let runs = match run.kind {
             Kind::Small => return (&mut self.small, run.size),
@@ -116,7 +132,7 @@ impl FreeList {
             Kind::Medium => &mut self.medium,
             Kind::Large => &mut self.large,
         };
-        let capacity = aligned_capacity(run.address, run.size);
+        let capacity = aligned_capacity(self.memory, run.address, run.size);
         if run.whole {
             (&mut runs.whole, capacity)
         } else if capacity > SMALL_MAX {
@@ -198,7 +214,7 @@ impl FreeList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::size_class::layout;
+    use crate::pool::size_class::{PAGE, layout};
 
     fn part(kind: Kind, address: u64, size: u64, block: u32) -> Run {
         Run {

@@ -6,6 +6,7 @@
 //! `auto` begins small and grows where that is seen: an allocation had to wait,
 //! and later a fence finds that the GPU has nothing left to do.
 
+use super::memory::Memory;
 use super::sync::Apart;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,13 +38,17 @@ impl Inflight {
         Self::new(bytes, None)
     }
 
-    /// The limit that adapts, on a device of `total` bytes: from 256 MiB to twice
-    /// what is live, at most 1/128 of the device.
+    /// The limit that adapts, with `total` bytes of such memory there: from
+    /// 256 MiB to twice what is live, at most 1/128 of all. Of pinned memory from
+    /// 64 MiB: taking more costs the CPU about as long as waiting does.
     #[must_use]
-    pub fn auto(total: u64) -> Self {
-        const START: u64 = 256 << 20;
+    pub fn auto(memory: Memory, total: u64) -> Self {
+        let start: u64 = match memory {
+            Memory::Device => 256 << 20,
+            Memory::Host => 64 << 20,
+        };
         let most = (total / 128).max(64 << 20);
-        let start = START.min(most);
+        let start = start.min(most);
         Self::new(start, Some((start, most)))
     }
 
@@ -117,7 +122,7 @@ mod tests {
 
     #[test]
     fn it_grows_only_where_waiting_left_the_gpu_without_work() {
-        let auto = Inflight::auto(141 << 30);
+        let auto = Inflight::auto(Memory::Device, 141 << 30);
         auto.drained(|| 1 << 40);
         assert_eq!(auto.limit(), 256 * MIB);
         auto.throttle();
@@ -138,7 +143,8 @@ mod tests {
             auto.drained(|| 1 << 40);
         }
         assert_eq!(auto.limit(), (141 << 30) / 128);
-        assert_eq!(Inflight::auto(1 << 30).limit(), 64 * MIB);
+        assert_eq!(Inflight::auto(Memory::Device, 1 << 30).limit(), 64 * MIB);
+        assert_eq!(Inflight::auto(Memory::Host, 1 << 40).limit(), 64 * MIB);
         let fixed = Inflight::fixed(10);
         fixed.throttle();
         fixed.drained(|| 1 << 40);

@@ -18,8 +18,10 @@ mod growth;
 pub mod headers;
 mod idle;
 pub mod inflight;
+pub mod memory;
 mod own;
 pub mod pace;
+pub mod page_map;
 pub mod policy;
 pub mod profile;
 pub mod segment;
@@ -35,6 +37,7 @@ mod waiting;
 pub use arena::{Arena, BlockInfo, Shared, Which};
 pub use device::Device;
 pub use idle::IdleLog;
+pub use memory::Memory;
 pub use policy::Policy;
 
 use crate::config::Changeable;
@@ -165,7 +168,10 @@ impl Pool {
         Self {
             front: Front::default(),
             shared: Shared::default(),
-            inner: Mutex::default(),
+            inner: Mutex::new(Inner {
+                arena: Arena::new(policy.memory),
+                ..Inner::default()
+            }),
             arena_waiting: Apart::default(),
             grace: Grace::default(),
             growth: Mutex::new(()),
@@ -187,7 +193,7 @@ impl Pool {
     /// Serves a request of `requested` bytes. Waits for the GPU at most
     /// [`Policy::wait`] (a few times that when memory is short), by polling.
     pub fn alloc<D: Device>(&self, device: &D, requested: u64) -> Outcome {
-        let Some(layout) = size_class::layout(requested, self.policy.isolate) else {
+        let Some(layout) = self.policy.layout(requested) else {
             return Outcome::Native;
         };
         if self.grace.is_lost() {

@@ -11,7 +11,7 @@ use super::device::Device;
 use super::front::CACHED_MAX;
 use super::grace::Closed;
 use super::size_class::Layout;
-use super::{BlockInfo, Pool, policy};
+use super::{BlockInfo, Memory, Pool, policy};
 use std::sync::atomic::Ordering;
 
 /// So many blocks of a size are enough for a thread that allocates and frees
@@ -89,7 +89,11 @@ impl Pool {
     /// runs.
     fn rotates(&self, layout: &Layout, count: usize) -> bool {
         let (count, bytes) = (count as u64, count as u64 * layout.size);
-        count >= ROTATION || bytes >= ROTATION_BYTES || self.front.mine().is_full(layout.size)
+        // A block more of pinned memory costs as much as hundreds of fences.
+        self.policy.memory == Memory::Host
+            || count >= ROTATION
+            || bytes >= ROTATION_BYTES
+            || self.front.mine().is_full(layout.size)
     }
 
     /// Whether the thread comes back to its few blocks faster than fences may

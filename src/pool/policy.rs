@@ -1,17 +1,20 @@
 //! How much to take from the driver, how much may wait, and for how long.
 
+use super::memory::Memory;
 use super::size_class::{DEDICATED_MIN, Kind, Layout, PAGE};
 use std::time::Duration;
 
 /// Limits of one pool, in bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Most that the pool may hold of the device.
+    /// What the pool is made of.
+    pub memory: Memory,
+    /// Most that the pool may hold of the device, or of the host.
     pub max: u64,
     /// Most that may wait for grace before an allocation waits for the oldest
     /// fence rather than take new memory; `None` adapts.
     pub inflight: Option<u64>,
-    /// Memory of the device.
+    /// Memory of the device, or of the host.
     pub total: u64,
     /// Longest that an allocation waits for grace.
     pub wait: Duration,
@@ -32,6 +35,10 @@ const MEDIUM_STEP: (u64, u64) = (8 << 20, 32 << 20);
 /// Otherwise large requests get segments of their size: those become empty as a
 /// whole, and can go back.
 const LARGE_STEP: (u64, u64) = (32 << 20, 1 << 30);
+/// Small and medium segments of pinned memory: each MiB beyond what is asked for
+/// costs nearly as much as the call that it saves, and is the whole machine's, so
+/// they are an eighth of what is held. Large requests get what they need.
+const HOST_STEP: (u64, u64) = (PAGE, 16 << 20);
 /// What the pool may hold before it gives empty segments back for new ones: so
 /// much at any time, and so many hundredths of what the program has held at
 /// most; the last where the budget for order is spent. Figures
@@ -60,6 +67,12 @@ pub const JOINS_FROM: u64 = 16;
 pub const GROWTH_WAIT: Duration = Duration::from_millis(5);
 
 impl Policy {
+    /// What a request of `bytes` takes; `None` for what the driver answers.
+    #[must_use]
+    pub fn layout(&self, bytes: u64) -> Option<Layout> {
+        self.memory.layout(bytes, self.isolate)
+    }
+
     /// Size of the segment to take for a request, with `reserved` bytes held
     /// and [`Policy::target`]; `busy`: the GPU works.
     #[must_use]
@@ -68,6 +81,12 @@ impl Policy {
             (reserved / share).clamp(low, high).next_multiple_of(PAGE)
         };
         let exact = self.exact_size(layout);
+        if self.memory == Memory::Host {
+            return match layout.kind {
+                Kind::Small | Kind::Medium => step(8, HOST_STEP).max(exact),
+                Kind::Large | Kind::Dedicated => exact,
+            };
+        }
         match layout.kind {
             Kind::Small => step(16, SMALL_STEP),
             // Beyond the target no more than needed.
@@ -112,6 +131,6 @@ impl Policy {
     /// The smallest segment that holds the request.
     #[must_use]
     pub fn exact_size(&self, layout: &Layout) -> u64 {
-        layout.size.next_multiple_of(PAGE)
+        layout.size.next_multiple_of(self.memory.unit())
     }
 }

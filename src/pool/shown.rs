@@ -74,7 +74,8 @@ impl Pool {
 
 /// The in-flight limit that a policy asks for.
 pub(super) fn inflight_of(policy: &Policy) -> Inflight {
-    policy
-        .inflight
-        .map_or_else(|| Inflight::auto(policy.total), Inflight::fixed)
+    policy.inflight.map_or_else(
+        || Inflight::auto(policy.memory, policy.total),
+        Inflight::fixed,
+    )
 }

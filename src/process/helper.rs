@@ -3,7 +3,7 @@
 //! the program makes no call, and gives back what has not been used for long.
 
 use super::{State, config, page, shielded, state};
-use crate::cuda::context;
+use crate::cuda::{context, host};
 use crate::pool::IdleLog;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,7 @@ fn run(page: &'static page::Page) {
     // Often enough that memory goes back when a quarter more than the time has
     // passed.
     let tick = age.map(|age| (age / 4).clamp(Duration::from_millis(10), Duration::from_secs(5)));
-    let mut logs = HashMap::new();
+    let mut logs = Logs::default();
     while state() != State::Inert {
         page.mailbox().wait_for_request(tick);
         shielded(|| {
@@ -70,18 +70,29 @@ fn run(page: &'static page::Page) {
     }
 }
 
-fn give_back(age: Duration, logs: &mut HashMap<u64, IdleLog>) {
+/// What was seen unused, by the ordinals of the pools of device memory and of
+/// pinned memory.
+type Logs = [HashMap<u64, IdleLog>; 2];
+
+fn give_back(age: Duration, [of_devices, of_host]: &mut Logs) {
     for context in context::all() {
         if !context.serves() {
             continue;
         }
-        let log = logs.entry(context.ordinal).or_default();
+        let log = of_devices.entry(context.ordinal).or_default();
         let given = context.pool.release_unused(&context, log, age);
         if given > 0 {
             log::info!(
                 "gave {given} bytes of device {} back that were unused for {age:?}",
                 context.device
             );
+        }
+    }
+    for host in host::serving() {
+        let log = of_host.entry(host.ordinal).or_default();
+        let given = host.pool.release_unused(&host, log, age);
+        if given > 0 {
+            log::info!("gave {given} bytes of pinned memory back that were unused for {age:?}");
         }
     }
 }

@@ -5,7 +5,8 @@ use super::{State, attach, change_config, change_state, config, page, state};
 use crate::config::{Config, Mode};
 use crate::cuda::above;
 use crate::cuda::context::{self, Context};
-use crate::pool::stats;
+use crate::cuda::host;
+use crate::pool::{Device, Pool, stats};
 use std::sync::atomic::Ordering;
 
 /// Does what `request` says: `trim`, or `set VAR=VALUE`. The result in words.
@@ -28,6 +29,14 @@ fn serving() -> impl Iterator<Item = &'static Context> {
         .filter(|context| context.serves())
 }
 
+fn trim_pool<D: Device>(pool: &Pool, device: &D, may_wait: bool) -> u64 {
+    if may_wait {
+        pool.trim(device)
+    } else {
+        pool.trim_at_once(device)
+    }
+}
+
 fn trim(may_wait: bool) -> Result<String, String> {
     if state() == State::Observe {
         return Err(String::from(
@@ -35,16 +44,13 @@ fn trim(may_wait: bool) -> Result<String, String> {
         ));
     }
     let given: u64 = serving()
-        .map(|context| {
-            if may_wait {
-                context.pool.trim(&context)
-            } else {
-                context.pool.trim_at_once(&context)
-            }
-        })
+        .map(|context| trim_pool(&context.pool, &context, may_wait))
+        .chain(host::serving().map(|host| trim_pool(&host.pool, &host, may_wait)))
         .sum();
     let (mut left, mut live, mut unused) = (0, 0, 0);
-    for usage in serving().map(|context| context.pool.usage()) {
+    let pools = serving().map(|context| &context.pool);
+    let pinned = host::serving().map(|host| &host.pool);
+    for usage in pools.chain(pinned).map(Pool::usage) {
         left += usage.reserved;
         live += usage.live;
         unused += usage.unowned;
@@ -78,13 +84,17 @@ fn set(setting: &str, may_wait: bool) -> Result<String, String> {
     if changed.log != before.log {
         crate::logging::set_filter(&changed.log);
     }
-    let limits = |config: &Config| (config.max, config.inflight, config.wait);
+    let limits = |config: &Config| (config.max, config.host_max, config.inflight, config.wait);
     let new_limits = limits(&changed) != limits(before);
     change_config(changed);
     if new_limits {
         for context in context::all() {
             let policy = above::policy(config(), context.total);
             context.pool.set_policy(policy);
+        }
+        for host in host::all() {
+            let policy = above::host_policy(config(), host::memory());
+            host.pool.set_policy(policy);
         }
     }
     if let Some(page) = page::own() {

@@ -51,6 +51,10 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 pub static PASSED_ALLOCS: Shown<AtomicU64> = Shown::new(AtomicU64::new(0));
 /// Frees of memory that the pool does not own.
 pub static FOREIGN_FREES: Shown<AtomicU64> = Shown::new(AtomicU64::new(0));
+/// Allocations of pinned memory that went to the driver.
+pub static PASSED_HOST_ALLOCS: Shown<AtomicU64> = Shown::new(AtomicU64::new(0));
+/// Frees of pinned memory that no pool owns.
+pub static FOREIGN_HOST_FREES: Shown<AtomicU64> = Shown::new(AtomicU64::new(0));
 
 /// What the hooks do now.
 #[inline]
@@ -145,6 +149,7 @@ pub fn driver_arrived() -> bool {
             profile::watch(context);
             helper::start();
         },
+        host_registered: page::host_registered,
         first_use: profile::reserve,
         ended: page::ended,
         attend: mailbox::attend,

@@ -7,6 +7,7 @@ use crate::pool::stats::{Shown, add, carry};
 use dashmap::DashMap;
 use once_cell::sync::Lazy;
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -16,6 +17,8 @@ static LIVE: Lazy<DashMap<CUdeviceptr, u64>> = Lazy::new(DashMap::new);
 
 /// What was seen in this process.
 pub static SEEN: Shown<Observed> = Shown::new(Observed::new());
+/// The same of pinned memory, which is counted apart.
+pub static SEEN_HOST: Shown<Totals> = Shown::new(Totals::new());
 
 /// Size classes: class `n` holds what is larger than 2^(n-1) bytes and at most
 /// 2^n; the last one all that is larger, class 0 frees of blocks that were not
@@ -40,7 +43,8 @@ macro_rules! figures {
                 Self { $($field: AtomicU64::new(0),)* }
             }
 
-            fn carry(&self, to: &Self) {
+            /// Copies everything.
+            pub fn carry(&self, to: &Self) {
                 $(carry(&self.$field, &to.$field);)*
             }
 
@@ -238,6 +242,54 @@ pub fn free(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     note_time(&class.frees, &class.free_ns, &class.free_least_ns, ns);
     note_call(start, ended);
     if known.is_some() {
+        if result == SUCCESS {
+            totals.live.fetch_sub(bytes, Ordering::Relaxed);
+        } else {
+            LIVE.insert(address, bytes);
+        }
+    }
+    shielded(|| mailbox::attend(true));
+    result
+}
+
+/// Makes a native call for `bytes` of pinned memory that writes to `out`.
+///
+/// # Safety
+/// As [`alloc`].
+pub unsafe fn alloc_host(
+    out: *const *mut c_void,
+    bytes: u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let start = Instant::now();
+    let result = call();
+    let totals = &SEEN_HOST;
+    totals.allocs.fetch_add(1, Ordering::Relaxed);
+    let ns = start.elapsed().as_nanos() as u64;
+    totals.alloc_ns.fetch_add(ns, Ordering::Relaxed);
+    if result != SUCCESS {
+        totals.failed.fetch_add(1, Ordering::Relaxed);
+    } else if !out.is_null() && bytes > 0 {
+        // SAFETY: the successful call has just written it.
+        let address = unsafe { out.read_unaligned() } as u64;
+        LIVE.insert(address, bytes);
+        let live = totals.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        totals.peak.fetch_max(live, Ordering::Relaxed);
+    }
+    shielded(|| mailbox::attend(true));
+    result
+}
+
+/// Makes a native free call of pinned memory at `address`.
+pub fn free_host(address: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let known = LIVE.remove(&address);
+    let start = Instant::now();
+    let result = call();
+    let totals = &SEEN_HOST;
+    totals.frees.fetch_add(1, Ordering::Relaxed);
+    let ns = start.elapsed().as_nanos() as u64;
+    totals.free_ns.fetch_add(ns, Ordering::Relaxed);
+    if let Some((_, bytes)) = known {
         if result == SUCCESS {
             totals.live.fetch_sub(bytes, Ordering::Relaxed);
         } else {

@@ -11,12 +11,13 @@
 pub mod watch;
 
 use super::mailbox::Mailbox;
-use super::observe::Observed;
-use super::{FOREIGN_FREES, PASSED_ALLOCS, config};
+use super::observe::{self, Observed};
+use super::{FOREIGN_FREES, FOREIGN_HOST_FREES, PASSED_ALLOCS, PASSED_HOST_ALLOCS, config};
 use crate::config::Mode;
 use crate::cuda::context::{Context, Status};
 use crate::cuda::device::CALLS;
 use crate::cuda::guard::FINDINGS;
+use crate::cuda::host::{self, HostPool};
 use crate::pool::front::SLOTS;
 use crate::pool::stats::{self, Counters, Gauges, PoolFigures};
 use std::ffi::CStr;
@@ -34,6 +35,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gpupool\0");
 const VERSION: u64 = 1;
 /// Contexts that have a place; what further ones do is not shown.
 pub const CONTEXTS: usize = 32;
+/// Pools of pinned memory that have a place.
+pub const HOSTS: usize = 32;
 
 macro_rules! process_figures {
     ($($(#[$doc:meta])* $name:ident => $home:expr,)*) => {
@@ -83,6 +86,14 @@ process_figures! {
     fence_records => CALLS.fence_records,
     /// Fences asked for.
     fence_queries => CALLS.fence_queries,
+    /// See [`PASSED_HOST_ALLOCS`].
+    passed_host_allocs => PASSED_HOST_ALLOCS,
+    /// See [`FOREIGN_HOST_FREES`].
+    foreign_host_frees => FOREIGN_HOST_FREES,
+    /// Allocations of pinned memory that the library asked of the driver.
+    driver_host_allocs => host::CALLS.allocs,
+    /// Frees of pinned memory that the library asked of the driver.
+    driver_host_frees => host::CALLS.frees,
     /// Findings of GPUPOOL_GUARD.
     guard_findings => FINDINGS,
 }
@@ -106,8 +117,10 @@ pub struct Header {
     helper: AtomicU64,
     /// Contexts that have a place.
     contexts: AtomicU64,
-    /// Contexts that found none.
+    /// Contexts, and pools of pinned memory, that found none.
     not_shown: AtomicU64,
+    /// Pools of pinned memory that have a place.
+    hosts: AtomicU64,
     /// The library's version, padded with zeros.
     version: [AtomicU8; 32],
 }
@@ -127,6 +140,19 @@ pub struct ContextFigures {
     pool: PoolFigures,
 }
 
+/// The place of a pool of pinned memory.
+#[derive(Debug)]
+#[repr(C)]
+pub struct HostFigures {
+    /// The driver's id of its context.
+    context: AtomicU64,
+    /// [`host::Class::number`].
+    class: AtomicU64,
+    /// The NUMA node.
+    node: AtomicU64,
+    pool: PoolFigures,
+}
+
 /// The whole page. Zeros are a valid value of each field.
 #[derive(Debug)]
 #[repr(C)]
@@ -135,7 +161,9 @@ pub struct Page {
     mailbox: Mailbox,
     process: ProcessFigures,
     observed: Observed,
+    observed_host: observe::Totals,
     contexts: [ContextFigures; CONTEXTS],
+    hosts: [HostFigures; HOSTS],
 }
 
 /// The modes, in the order of their numbers in the page.
@@ -161,7 +189,12 @@ pub const LAYOUT: u64 = {
         hash = mix(hash, b"/");
         list += 1;
     }
-    let sizes = [SLOTS as u64, CONTEXTS as u64, size_of::<Page>() as u64];
+    let sizes = [
+        SLOTS as u64,
+        CONTEXTS as u64,
+        HOSTS as u64,
+        size_of::<Page>() as u64,
+    ];
     let mut size = 0;
     while size < sizes.len() {
         hash = mix(hash, &sizes[size].to_le_bytes());
@@ -307,7 +340,8 @@ impl Page {
             place.store(byte, Ordering::Relaxed);
         }
         self.process.adopt();
-        super::observe::SEEN.show_on(&self.observed, Observed::carry);
+        observe::SEEN.show_on(&self.observed, Observed::carry);
+        observe::SEEN_HOST.show_on(&self.observed_host, observe::Totals::carry);
         self.set_mode(config().mode);
         header.layout.store(LAYOUT, Ordering::Relaxed);
         // Last: who sees it sees the rest.
@@ -352,6 +386,22 @@ impl Page {
         let count = number as u64 + 1;
         self.header.contexts.store(count, Ordering::Release);
     }
+}
+
+/// A pool of pinned memory was made. Called by one thread at a time for each
+/// context, before it serves.
+pub fn host_registered(host: &'static HostPool) {
+    let Some(page) = own() else { return };
+    let number = page.header.hosts.fetch_add(1, Ordering::AcqRel) as usize;
+    let Some(place) = page.hosts.get(number) else {
+        page.header.not_shown.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    place.class.store(host.class.number(), Ordering::Relaxed);
+    place.node.store(u64::from(host.node), Ordering::Relaxed);
+    host.pool.show_on(&place.pool);
+    // Last: 0 is no context, and shows that the place is not ready.
+    place.context.store(host.context.id, Ordering::Release);
 }
 
 /// A context became known. Called with the contexts locked, so by one thread at

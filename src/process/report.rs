@@ -52,6 +52,7 @@ pub fn json(snapshot: &Snapshot) -> Value {
     ] {
         object.insert(name.into(), value.into());
     }
+    object.insert("pinned".into(), pinned(snapshot));
     let devices: Vec<Value> = snapshot.contexts.iter().map(device).collect();
     object.insert("devices".into(), devices.into());
     if snapshot.mode == Mode::Observe {
@@ -82,6 +83,58 @@ fn device(context: &ContextSnapshot) -> Value {
         "misses": context.counts.misses,
         "waits": context.counts.waits,
     })
+}
+
+/// Pinned host memory: figures of its own, in none of the others.
+fn pinned(snapshot: &Snapshot) -> Value {
+    let usage = snapshot.host_usage();
+    let (counts, seen) = (snapshot.host_counts(), &snapshot.seen_host);
+    let pools: Vec<Value> = snapshot
+        .hosts
+        .iter()
+        .map(|host| {
+            json!({
+                "context": host.context,
+                // Of cuMemHostAlloc; null for cuMemAllocHost.
+                "flags": (host.class < 8).then_some(host.class),
+                "node": host.node,
+                "live_bytes": host.usage.live,
+                "reserved_bytes": host.usage.reserved,
+                "segments": host.usage.segments,
+            })
+        })
+        .collect();
+    let mut object = Map::new();
+    object.insert(
+        "calls".into(),
+        json!({
+            "alloc": snapshot.host_alloc_calls(),
+            "free": snapshot.host_free_calls(),
+            "alloc_ns": seen.alloc_ns,
+            "free_ns": seen.free_ns,
+        }),
+    );
+    object.insert(
+        "driver".into(),
+        json!({
+            "alloc_calls": snapshot.driver_host_allocs(),
+            "free_calls": snapshot.driver_host_frees(),
+        }),
+    );
+    for (name, value) in counts.fields() {
+        object.insert(name.into(), value.into());
+    }
+    for (name, value) in [
+        ("live_bytes", usage.live),
+        ("waiting_bytes", usage.waiting),
+        ("reserved_bytes", usage.reserved),
+        ("peak_live_bytes", usage.peak_live),
+        ("peak_reserved_bytes", usage.peak_reserved),
+    ] {
+        object.insert(name.into(), value.into());
+    }
+    object.insert("pools".into(), pools.into());
+    Value::Object(object)
 }
 
 fn observed(snapshot: &Snapshot) -> Value {

@@ -38,17 +38,26 @@ pub fn time(ns: u64) -> String {
 /// The lines; `None` for a process that has allocated nothing.
 #[must_use]
 pub fn text(snapshot: &Snapshot) -> Option<String> {
+    let lines: Vec<String> = device(snapshot)
+        .into_iter()
+        .chain(waits(snapshot))
+        .chain(pinned(snapshot))
+        .chain(lost(snapshot))
+        .map(|line| format!("gpupool[{}]: {line}\n", snapshot.pid))
+        .collect();
+    (!lines.is_empty()).then(|| lines.concat())
+}
+
+fn device(snapshot: &Snapshot) -> Option<String> {
     let allocs = snapshot.alloc_calls();
     if allocs == 0 {
         return None;
     }
-    let counts = snapshot.counts();
     let usage = snapshot.usage();
-    let begin = format!("gpupool[{}]:", snapshot.pid);
     if snapshot.mode == Mode::Observe {
         let seen = &snapshot.seen;
         return Some(format!(
-            "{begin} {} allocations and {} frees took {} and {}, {} live at most; nothing was changed\n",
+            "{} allocations and {} frees took {} and {}, {} live at most; nothing was changed",
             thousands(seen.allocs),
             thousands(seen.frees),
             time(seen.alloc_ns),
@@ -56,32 +65,68 @@ pub fn text(snapshot: &Snapshot) -> Option<String> {
             bytes(usage.peak_live),
         ));
     }
-    let share = counts.hits as f64 * 100.0 / allocs as f64;
-    let mut text = format!(
-        "{begin} {} allocations, {share:.1}% served without the driver; {} driver calls instead of {}; peak {} live, {} reserved\n",
+    let share = snapshot.counts().hits as f64 * 100.0 / allocs as f64;
+    Some(format!(
+        "{} allocations, {share:.1}% served without the driver; {} driver calls instead of {}; peak {} live, {} reserved",
         thousands(allocs),
         thousands(snapshot.driver_allocs() + snapshot.driver_frees()),
         thousands(allocs + snapshot.free_calls()),
         bytes(usage.peak_live),
         bytes(usage.peak_reserved),
-    );
-    if counts.waits > 0 {
-        text.push_str(&format!(
-            "{begin} {} allocations waited {} for the GPU in all{}\n",
+    ))
+}
+
+fn waits(snapshot: &Snapshot) -> Option<String> {
+    let mut counts = snapshot.counts();
+    counts.add(&snapshot.host_counts());
+    (counts.waits > 0).then(|| {
+        format!(
+            "{} allocations waited {} for the GPU in all{}",
             thousands(counts.waits),
             time(counts.wait_ns),
             match counts.wait_timeouts {
                 0 => String::new(),
                 ran_out => format!(", {} of them in vain", thousands(ran_out)),
             }
+        )
+    })
+}
+
+fn lost(snapshot: &Snapshot) -> Option<String> {
+    snapshot
+        .contexts
+        .iter()
+        .any(|context| context.lost)
+        .then(|| String::from("a context was lost to a fault: from then on the driver answered"))
+}
+
+/// The line about pinned memory; `None` where none was asked for.
+fn pinned(snapshot: &Snapshot) -> Option<String> {
+    let allocs = snapshot.host_alloc_calls();
+    if allocs == 0 {
+        return None;
+    }
+    let usage = snapshot.host_usage();
+    if snapshot.mode == Mode::Observe {
+        let seen = &snapshot.seen_host;
+        return Some(format!(
+            "pinned memory: {} allocations and {} frees took {} and {}, {} live at most",
+            thousands(seen.allocs),
+            thousands(seen.frees),
+            time(seen.alloc_ns),
+            time(seen.free_ns),
+            bytes(usage.peak_live),
         ));
     }
-    if snapshot.contexts.iter().any(|context| context.lost) {
-        text.push_str(&format!(
-            "{begin} a context was lost to a fault: from then on the driver answered\n"
-        ));
-    }
-    Some(text)
+    let share = snapshot.host_counts().hits as f64 * 100.0 / allocs as f64;
+    Some(format!(
+        "pinned memory: {} allocations, {share:.1}% served without the driver; {} driver calls instead of {}; peak {} live, {} reserved",
+        thousands(allocs),
+        thousands(snapshot.driver_host_allocs() + snapshot.driver_host_frees()),
+        thousands(allocs + snapshot.host_free_calls()),
+        bytes(usage.peak_live),
+        bytes(usage.peak_reserved),
+    ))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! submission order, fences, a clock that only moves in pauses. It checks:
 //! handing out memory that unfinished work refers to is a violation.
 
+use gpupool::pool::Memory;
 use gpupool::pool::device::{Device, Passed, Recorded, Refusal, SLOTS};
 use gpupool::pool::size_class::PAGE;
 use std::collections::{BTreeMap, VecDeque};
@@ -39,6 +40,8 @@ pub struct State {
 
 /// See the module.
 pub struct Model {
+    /// What its segments are.
+    pub memory: Memory,
     /// Bytes of the device.
     pub limit: u64,
     /// The rest.
@@ -47,11 +50,18 @@ pub struct Model {
 
 impl Model {
     /// A device of `limit` bytes.
+    #[allow(dead_code, reason = "the tests of pinned memory make others")]
     pub fn new(limit: u64) -> Self {
+        Self::of(Memory::Device, limit)
+    }
+
+    /// `limit` bytes of such memory. That of the host begins at any page.
+    pub fn of(memory: Memory, limit: u64) -> Self {
         Self {
+            memory,
             limit,
             state: Mutex::new(State {
-                next: 16 * PAGE,
+                next: 16 * PAGE + memory.page() % PAGE,
                 ..State::default()
             }),
         }
@@ -96,7 +106,7 @@ impl Model {
 impl Device for Model {
     fn reserve(&self, bytes: u64) -> Result<u64, Refusal> {
         let mut s = self.state.lock().unwrap();
-        assert_eq!(bytes % PAGE, 0);
+        assert_eq!(bytes % self.memory.unit(), 0);
         if s.lost {
             return Err(Refusal::Lost);
         }
@@ -104,7 +114,7 @@ impl Device for Model {
             return Err(Refusal::OutOfMemory);
         }
         let base = s.next;
-        s.next += bytes + PAGE;
+        s.next += bytes + self.memory.page();
         s.held += bytes;
         s.segments.insert(base, bytes);
         Ok(base)

@@ -9,6 +9,8 @@
  *   fill            allocations until one fails; prints their number, and frees them
  *   holes BYTES     the device full of blocks of that size, every other one freed
  *   ask BYTES       one allocation, freed at once; prints the result's number
+ *   pin BYTES FLAGS one more block of pinned memory (cudaHostAlloc), written by the CPU
+ *   unpin           the last one of those
  *   spin MS         a kernel that takes so long, on a stream of its own
  *   sync            waits for the GPU
  *   fork            a child that waits for the end of its input; prints its process id
@@ -22,6 +24,8 @@ enum { MOST = 65536 };
 
 static void *blocks[MOST];
 static int count;
+static void *pinned[MOST];
+static int pins;
 
 static void more(size_t bytes)
 {
@@ -74,6 +78,13 @@ int main(void)
         } else if (!strcmp(word, "free")) {
             EXPECT(count > 0);
             CHECK(cudaFree(blocks[--count]));
+        } else if (!strcmp(word, "pin")) {
+            EXPECT(pins < MOST);
+            CHECK(cudaHostAlloc(&pinned[pins], a, (unsigned)b));
+            memset(pinned[pins++], 1, a);
+        } else if (!strcmp(word, "unpin")) {
+            EXPECT(pins > 0);
+            CHECK(cudaFreeHost(pinned[--pins]));
         } else if (!strcmp(word, "churn")) {
             for (unsigned long i = 0; i < a; i++) {
                 more(b);

@@ -24,7 +24,7 @@ typedef struct {
 static const call calls[] = {
     /*                                       mem work capt ctx  dev ask */
     {"alloc", op_alloc,                     {20, 12, 8,   14,  14, 12}},
-    {"alloc-host", op_alloc_host,           {2,  2,  1,   1,   1,  3}},
+    {"alloc-host", op_alloc_host,           {6,  5,  2,   3,   3,  6}},
     {"alloc-none", op_alloc_none,           {4,  1,  1,   2,   1,  2}},
     {"free", op_free,                       {16, 9,  6,   9,   10, 6}},
     {"free-wrong", op_free_wrong,           {8,  2,  2,   5,   4,  4}},
@@ -43,6 +43,7 @@ static const call calls[] = {
     {"event", op_event,                     {1,  3,  1,   1,   1,  0}},
     {"synchronize", op_synchronize,         {1,  2,  1,   2,   2,  1}},
     {"attributes", op_attributes,           {4,  1,  1,   5,   4,  14}},
+    {"host-answers", op_host_answers,       {2,  1,  1,   2,   1,  4}},
     {"range", op_range,                     {4,  1,  1,   5,   3,  10}},
     {"attribute", op_attribute,             {4,  1,  1,   5,   3,  20}},
     {"attributes-of", op_attributes_of,     {2,  1,  1,   3,   2,  10}},

@@ -37,6 +37,7 @@ static void count_refused(void)
     int refused = 0;
     for (int i = 0; i < COUNT; i++)
         refused += cudaFree(blocks[i]) != cudaSuccess;
+    refused += cudaFreeHost(host) != cudaSuccess;
     printf("frees refused after the driver's end: %d\n", refused);
     fflush(stdout);
 }

@@ -11,7 +11,7 @@
 
 enum { COUNT = 64, BYTES = 65536 };
 
-static void *blocks[COUNT];
+static void *blocks[COUNT], *host;
 static volatile int stop;
 
 static void *churn(void *argument)
@@ -22,6 +22,10 @@ static void *churn(void *argument)
         void *p = NULL;
         CHECK(cudaMalloc(&p, kit_random_size(&rng, MIB)));
         CHECK(cudaFree(p));
+        if (kit_random(&rng) % 16 == 0) {
+            CHECK(cudaMallocHost(&p, kit_random_size(&rng, MIB)));
+            CHECK(cudaFreeHost(p));
+        }
     }
     return NULL;
 }
@@ -56,6 +60,7 @@ static void free_the_parents(void)
     int failed = 0;
     for (int i = 0; i < COUNT; i++)
         failed += cudaFree(blocks[i]) != cudaSuccess;
+    failed += cudaFreeHost(host) != cudaSuccess;
     _exit(failed);
 }
 
@@ -74,6 +79,8 @@ int main(int argc, char **argv)
         CHECK(cudaMalloc(&blocks[i], BYTES));
         CHECK(cudaMemset(blocks[i], i, BYTES));
     }
+    CHECK(cudaMallocHost(&host, BYTES));
+    memset(host, 7, BYTES);
     CHECK(cudaDeviceSynchronize());
     if (!strcmp(how, "plain")) {
         printf("child that does nothing: %d\n", child(nothing));
@@ -98,6 +105,9 @@ int main(int argc, char **argv)
         wrong += kit_wrong_bytes(blocks[i], BYTES, (unsigned char)i);
         CHECK(cudaFree(blocks[i]));
     }
+    for (int i = 0; i < BYTES; i++)
+        wrong += ((char *)host)[i] != 7;
+    CHECK(cudaFreeHost(host));
     printf("parent: wrong bytes %zu\n", wrong);
     return wrong != 0;
 }

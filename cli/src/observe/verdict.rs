@@ -44,6 +44,8 @@ pub struct Observation {
     free_wall_ns: u64,
     /// By the largest size of the class in bytes; 0: not known.
     classes: BTreeMap<u64, Class>,
+    /// Pinned memory, which is counted apart and judged by nobody.
+    pinned: Class,
 }
 
 /// What is to be thought of it.
@@ -67,6 +69,10 @@ impl Observation {
             |value: &Value, path: &str| value.pointer(path).and_then(Value::as_u64).unwrap_or(0);
         let mut sum = Self::default();
         for process in seen {
+            sum.pinned.allocs += number(process, "/pinned/calls/alloc");
+            sum.pinned.alloc_ns += number(process, "/pinned/calls/alloc_ns");
+            sum.pinned.frees += number(process, "/pinned/calls/free");
+            sum.pinned.free_ns += number(process, "/pinned/calls/free_ns");
             if number(process, "/calls/alloc") == 0 {
                 continue;
             }
@@ -164,7 +170,7 @@ impl Observation {
         );
         match self.verdict() {
             Verdict::Nothing => String::from(
-                "Nothing to gain: no cudaMalloc or cuMemAlloc was seen (stream-ordered calls and pinned memory are not counted)",
+                "Nothing to gain: no cudaMalloc or cuMemAlloc was seen (stream-ordered calls are not counted, nor is pinned memory)",
             ),
             Verdict::Little => format!("Not worth it: the pool would save {range}"),
             Verdict::Perhaps => format!(
@@ -243,6 +249,16 @@ impl Observation {
                 time(self.span_ns)
             );
         }
+        if self.pinned.allocs > 0 {
+            let _ = writeln!(
+                text,
+                "gpupool: besides, {} allocations of pinned memory took {}, and {} frees {}: the pool serves those too",
+                thousands(self.pinned.allocs),
+                time(self.pinned.alloc_ns),
+                thousands(self.pinned.frees),
+                time(self.pinned.free_ns)
+            );
+        }
         let _ = writeln!(text, "gpupool: {}.", self.sentence());
         let _ = writeln!(text, "gpupool: next: {}", self.next(command));
         text
@@ -277,6 +293,12 @@ impl Observation {
             "span_ns": self.span_ns,
             "peak_live_bytes": self.peak,
             "classes": classes,
+            "pinned": {
+                "allocs": self.pinned.allocs,
+                "alloc_ns": self.pinned.alloc_ns,
+                "frees": self.pinned.frees,
+                "free_ns": self.pinned.free_ns,
+            },
             "saves_at_least_ns": least,
             "saves_at_most_ns": most,
             "verdict": format!("{:?}", self.verdict()).to_lowercase(),

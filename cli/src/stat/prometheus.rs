@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use gpupool::pool::stats::Counts;
-use gpupool::process::snapshot::ContextSnapshot;
+use gpupool::process::snapshot::{ContextSnapshot, Snapshot};
 
 use super::Seen;
 
@@ -50,6 +50,47 @@ const GAUGES: &[Gauge] = &[
     ("lost", "1 if the context was lost to a fault.", |context| {
         u64::from(context.lost)
     }),
+];
+
+/// A figure of a process's pinned memory: name, type, meaning, value.
+type Pinned = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Snapshot) -> u64,
+);
+
+const PINNED: &[Pinned] = &[
+    (
+        "pinned_allocs_total",
+        "counter",
+        "Allocations of pinned memory by the program.",
+        Snapshot::host_alloc_calls,
+    ),
+    (
+        "pinned_frees_total",
+        "counter",
+        "Frees of pinned memory by the program.",
+        Snapshot::host_free_calls,
+    ),
+    (
+        "pinned_driver_calls_total",
+        "counter",
+        "Calls of the driver for pinned memory, by the library or past it.",
+        |snapshot| snapshot.driver_host_allocs() + snapshot.driver_host_frees(),
+    ),
+    (
+        "pinned_live_bytes",
+        "gauge",
+        "Bytes of pinned memory with the program.",
+        |snapshot| snapshot.host_usage().live,
+    ),
+    (
+        "pinned_reserved_bytes",
+        "gauge",
+        "Bytes of pinned memory taken from the driver.",
+        |snapshot| snapshot.host_usage().reserved,
+    ),
 ];
 
 /// All of them, each metric once, with a line for each process or context.
@@ -105,6 +146,13 @@ pub fn text(seen: &[Seen]) -> String {
     for (name, meaning, value) in GAUGES {
         metric(&mut text, name, "gauge", meaning);
         per_context(&mut text, seen, name, |context| value(context).to_string());
+    }
+    for (name, kind, meaning, value) in PINNED {
+        metric(&mut text, name, kind, meaning);
+        for each in seen {
+            let labels = labels(each, &[]);
+            let _ = writeln!(text, "gpupool_{name}{labels} {}", value(&each.snapshot));
+        }
     }
     text
 }

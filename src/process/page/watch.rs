@@ -1,10 +1,13 @@
 //! Another process's page: finding it, reading it, asking through it.
 
-use super::{CONTEXTS, ContextFigures, LAYOUT, MAGIC, MODES, NAME, Page, map, now};
+use super::{
+    CONTEXTS, ContextFigures, HOSTS, HostFigures, LAYOUT, MAGIC, MODES, NAME, Page, map, now,
+};
 use crate::cuda::context::Status;
 use crate::pool::Usage;
+use crate::pool::stats::PoolFigures;
 use crate::process::mailbox::{LONGEST, Silence};
-use crate::process::snapshot::{ContextSnapshot, Snapshot};
+use crate::process::snapshot::{ContextSnapshot, HostSnapshot, Snapshot};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -230,6 +233,11 @@ impl Watch {
                 .iter()
                 .map(context)
                 .collect(),
+            hosts: page.hosts[..(read(&header.hosts) as usize).min(HOSTS)]
+                .iter()
+                .filter_map(host)
+                .collect(),
+            seen_host: page.observed_host.read(),
             not_shown: read(&header.not_shown),
         }
     }
@@ -269,7 +277,6 @@ fn is_own_pid(pid: u32, own: u64) -> bool {
 fn context(place: &ContextFigures) -> ContextSnapshot {
     let read = |field: &AtomicU64| field.load(Ordering::Relaxed);
     let gauges = &place.pool.gauges;
-    let cached = place.pool.cached();
     ContextSnapshot {
         device: read(&place.device),
         id: read(&place.id),
@@ -281,19 +288,38 @@ fn context(place: &ContextFigures) -> ContextSnapshot {
             _ => Status::Gone,
         },
         lost: read(&gauges.lost) == 1,
-        usage: Usage {
-            live: read(&gauges.carved).saturating_sub(cached),
-            waiting: read(&gauges.waiting) + cached,
-            reserved: read(&gauges.reserved),
-            peak_live: read(&gauges.peak_live),
-            peak_reserved: read(&gauges.peak_reserved),
-            unowned: read(&gauges.unowned),
-            largest_free: read(&gauges.largest_free),
-            carved_blocks: read(&gauges.carved_blocks),
-            segments: read(&gauges.segments),
-        },
+        usage: usage(&place.pool),
         inflight_limit: read(&gauges.inflight_limit),
         counts: place.pool.counts(),
+    }
+}
+
+/// A pool of pinned memory; `None` while it is being made.
+fn host(place: &HostFigures) -> Option<HostSnapshot> {
+    let context = place.context.load(Ordering::Acquire);
+    (context != 0).then(|| HostSnapshot {
+        context,
+        class: place.class.load(Ordering::Relaxed),
+        node: place.node.load(Ordering::Relaxed),
+        usage: usage(&place.pool),
+        counts: place.pool.counts(),
+    })
+}
+
+fn usage(pool: &PoolFigures) -> Usage {
+    let read = |field: &AtomicU64| field.load(Ordering::Relaxed);
+    let gauges = &pool.gauges;
+    let cached = pool.cached();
+    Usage {
+        live: read(&gauges.carved).saturating_sub(cached),
+        waiting: read(&gauges.waiting) + cached,
+        reserved: read(&gauges.reserved),
+        peak_live: read(&gauges.peak_live),
+        peak_reserved: read(&gauges.peak_reserved),
+        unowned: read(&gauges.unowned),
+        largest_free: read(&gauges.largest_free),
+        carved_blocks: read(&gauges.carved_blocks),
+        segments: read(&gauges.segments),
     }
 }
 

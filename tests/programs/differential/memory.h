@@ -102,11 +102,12 @@ static void op_alloc(void)
 
 static void op_alloc_host(void)
 {
-    size_t size = 1 + roll(roll(4) ? 5000 : 300000);
+    static const unsigned most[] = {5000, 5000, 5000, 300000, 300000, 3 << 20, 9 << 20};
+    size_t size = 1 + roll(most[roll(sizeof most / sizeof *most)]);
     void *p = UNTOUCHED;
     if (!free_slot())
         return say(" full");
-    switch (roll(5)) {
+    switch (roll(6)) {
     case 0:
         say(" cudaMallocHost");
         return finish_alloc(cudaMallocHost(&p, size), &p, size, HOST, (stream){0, 0});
@@ -118,7 +119,13 @@ static void op_alloc_host(void)
     case 2:
         say(" cuMemAllocHost");
         return finish_alloc(DRV(cuMemAllocHost)(&p, size), &p, size, HOST, (stream){0, 0});
-    case 3:
+    case 3: {
+        /* Some that there are not. */
+        unsigned flags = roll(10);
+        say(" cuMemHostAlloc flags=%u", flags);
+        return finish_alloc(MORE(cuMemHostAlloc)(&p, size, flags), &p, size, HOST, (stream){0, 0});
+    }
+    case 4:
         say(" cudaMallocManaged");
         return finish_alloc(cudaMallocManaged(&p, size, cudaMemAttachGlobal), &p, size, MANAGED, (stream){0, 0});
     default: {

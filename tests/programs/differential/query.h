@@ -107,6 +107,20 @@ static void op_range(void)
         relative((void *)(uintptr_t)base, q.p, q.b), size);
 }
 
+/* Flags and the device's address of pinned memory. */
+static void op_host_answers(void)
+{
+    question q = any_question();
+    unsigned flags = 99, again = 99;
+    void *p = UNTOUCHED;
+    CUdeviceptr d = (CUdeviceptr)(uintptr_t)UNTOUCHED;
+    int r = cudaHostGetFlags(&flags, q.p), s = MORE(cuMemHostGetFlags)(&again, q.p);
+    say(" %s block=%d flags r=%d,%d %u,%u", q.what, q.b ? slot_of(q.b) : -1, r, s, flags, again);
+    r = cudaHostGetDevicePointer(&p, q.p, 0);
+    s = MORE(cuMemHostGetDevicePointer)(&d, q.p, 0);
+    say(" device r=%d,%d %s,%s", r, s, relative(p, q.p, q.b), relative((void *)(uintptr_t)d, q.p, q.b));
+}
+
 /* The attributes but P2P_TOKENS, which drivers give to few. */
 enum { ATTRIBUTES = 20 };
 

@@ -18,7 +18,8 @@ enum { CREATED = 2 };
     X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap)          \
     X(cuMemUnmap) X(cuMemSetAccess) X(cuArrayCreate) X(cuArrayDestroy) X(cuDeviceGetDevResource)   \
     X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)     \
-    X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph)
+    X(cuStreamBeginCapture) X(cuStreamBeginCaptureToGraph) X(cuMemHostGetFlags)                      \
+    X(cuMemHostGetDevicePointer)
 static struct {
     MORE_FUNCTIONS(KIT_FIELD)
 } more;

@@ -6,6 +6,7 @@
 //! | SIMCUDA_MEMORY | 8G | bytes of each (K, M, G) |
 //! | SIMCUDA_LIMIT | – | bytes of each that the process may have; what cuMemGetInfo says does not tell of it |
 //! | SIMCUDA_LIMIT_SHOWN | 0 | 1: cuMemGetInfo and cuDeviceTotalMem tell of that limit, as MPS has them |
+//! | SIMCUDA_HOST | – | bytes of pinned and managed memory that the host gives |
 //! | SIMCUDA_VERSION | 13000 | driver version; names newer than it are not found by cuGetProcAddress |
 //! | SIMCUDA_MISSING | – | `name,name`: not found by cuGetProcAddress |
 //! | SIMCUDA_FAULT | – | `name:code@n` fails the n-th call with the code, `@n+` from then on; comma-separated |
@@ -37,6 +38,7 @@ pub(crate) struct Config {
     pub(crate) limit: u64,
     /// What calls say that a device has.
     pub(crate) shown: u64,
+    pub(crate) host: u64,
     pub(crate) version: i32,
     pub(crate) missing: Vec<String>,
     pub(crate) faults: Vec<(String, Fault)>,
@@ -128,6 +130,9 @@ impl Config {
             memory,
             limit,
             shown: if shown { memory.min(limit) } else { memory },
+            host: var("SIMCUDA_HOST")
+                .and_then(|v| bytes(&v))
+                .unwrap_or(u64::MAX),
             version: var("SIMCUDA_VERSION")
                 .and_then(|v| v.parse().ok())
                 .unwrap_or(13000),

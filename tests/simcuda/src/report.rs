@@ -3,7 +3,8 @@
 //! A violation goes to stderr at once, as `simcuda: VIOLATION kind: text`,
 //! and as one JSON line to SIMCUDA_REPORT. When the process exits normally,
 //! one more line is appended there: `{"summary":true,"pid":…,"violations":n,
-//! "calls":{name:n,…},"peak_device_bytes":[…],"device_bytes":[…],"checkpointed_bytes":n}`.
+//! "calls":{name:n,…},"peak_device_bytes":[…],"device_bytes":[…],
+//! "peak_host_bytes":n,"host_bytes":n,"checkpointed_bytes":n}`.
 //!
 //! Kinds: `early-reissue`, `use-after-free`, `invalid-access`, `double-free`,
 //! `freed-while-owned`, `forked-child`, `ending-context`.
@@ -109,9 +110,10 @@ extern "C" fn at_exit() {
         }
     }
     let (now, peak) = memory::device_bytes();
+    let (host, host_peak) = memory::host_bytes();
     let _ = writeln!(
         line,
-        "}},\"peak_device_bytes\":{peak:?},\"device_bytes\":{now:?},\"checkpointed_bytes\":{}}}",
+        "}},\"peak_device_bytes\":{peak:?},\"device_bytes\":{now:?},\"peak_host_bytes\":{host_peak},\"host_bytes\":{host},\"checkpointed_bytes\":{}}}",
         checkpoint::copied()
     );
     append(&line);

@@ -76,6 +76,9 @@ pub(crate) struct DeviceMemory {
 pub(crate) struct Memory {
     pub(crate) devices: Vec<DeviceMemory>,
     host: Arena,
+    /// Bytes of pinned and managed memory now, and at most.
+    host_used: u64,
+    host_peak: u64,
     pub(crate) allocs: BTreeMap<u64, Alloc>,
     smalls: HashMap<(usize, u64), Vec<small::Block>>,
     pub(crate) owners: Owners,
@@ -121,6 +124,8 @@ fn memory() -> &'static Mutex<Memory> {
         Mutex::new(Memory {
             devices,
             host,
+            host_used: 0,
+            host_peak: 0,
             allocs: BTreeMap::new(),
             smalls: HashMap::new(),
             owners: Owners::default(),
@@ -150,6 +155,13 @@ pub(crate) fn device_bytes() -> (Vec<u64>, Vec<u64>) {
         ),
         Err(_) => (Vec::new(), Vec::new()),
     }
+}
+
+/// Bytes of pinned and managed memory, and their peak; as [`device_bytes`].
+pub(crate) fn host_bytes() -> (u64, u64) {
+    memory()
+        .try_lock()
+        .map_or((0, 0), |m| (m.host_used, m.host_peak))
 }
 
 /// For whom an allocation is made.
@@ -275,7 +287,13 @@ impl Memory {
 
     /// Pinned or managed host memory.
     pub(crate) fn alloc_host(&mut self, owner: Owner, size: u64, kind: Kind) -> Result<u64, i32> {
+        let left = config::get().host.saturating_sub(self.host_used);
+        if size > left {
+            return Err(code::OUT_OF_MEMORY);
+        }
         let (base, len) = self.host.take(size).ok_or(code::OUT_OF_MEMORY)?;
+        self.host_used += len;
+        self.host_peak = self.host_peak.max(self.host_used);
         self.insert(owner, base, size, kind, (base, len));
         Ok(base)
     }
@@ -288,7 +306,10 @@ impl Memory {
         self.owners.release(a.base, a.size.max(1), complain);
         self.freed.insert(base);
         match a.kind {
-            Kind::Host(_) | Kind::Managed => self.host.give(a.block.0, a.block.1),
+            Kind::Host(_) | Kind::Managed => {
+                self.host.give(a.block.0, a.block.1);
+                self.host_used -= a.block.1;
+            }
             Kind::Registered(_) | Kind::Ipc | Kind::Vmm(_) => {}
             Kind::Device | Kind::Async(_) | Kind::Array
                 if a.base == a.block.0 && a.size > small::LARGEST || a.kind == Kind::Array =>
