@@ -179,7 +179,7 @@ fn figures_are_apart_from_those_of_devices() {
 /// The cap is that of all pools together: where one wants memory, the others give back what is idle.
 #[test]
 fn the_cap_holds_over_all_pools() {
-    let mut program = Commanded::start(&[("GPUPOOL_HOST_MAX", "8M")]);
+    let mut program = Commanded::start(&[("GPUPOOL_HOST_MAX", "8M"), ("GPUPOOL_HELPER", "on")]);
     program.tell_all(&["init", "pin 6000000 0", "pin 6000000 0"]);
     let seen = figures(&program);
     // The second one went to the driver.
@@ -191,6 +191,14 @@ fn the_cap_holds_over_all_pools() {
     assert_eq!(figure(&seen, "/pinned/driver/free_calls"), 2, "{seen}");
     assert_eq!(figure(&seen, "/pinned/reserved_bytes"), held, "{seen}");
     assert!(figure(&seen, "/pinned/live_bytes") >= 6_000_000, "{seen}");
+    // It can be raised while the program runs.
+    let pid = program.pid();
+    gpupool(&["set", &pid, "GPUPOOL_HOST_MAX=14M"])
+        .run()
+        .expect_success();
+    program.tell_all(&["pin 6000000 0"]);
+    let seen = figures(&program);
+    assert_eq!(figure(&seen, "/pinned/reserved_bytes"), 2 * held, "{seen}");
     program.end();
 }
 

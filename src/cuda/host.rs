@@ -10,6 +10,7 @@
 
 use super::abi::{OUT_OF_MEMORY, SUCCESS};
 use super::above::{self, ABOVE};
+use super::capture;
 use super::context::{self, Context};
 use super::device::now;
 use super::driver::real;
@@ -20,7 +21,6 @@ use crate::pool::device::{Device, Passed, Recorded, Refusal};
 use crate::pool::page_map::PageMap;
 use crate::pool::stats::Shown;
 use std::ffi::c_void;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -196,7 +196,11 @@ pub fn memory() -> u64 {
 /// The NUMA node that the calling thread runs on; 0 where there is one only.
 fn node() -> u32 {
     static SEVERAL: OnceLock<bool> = OnceLock::new();
-    if !SEVERAL.get_or_init(|| Path::new("/sys/devices/system/node/node1").exists()) {
+    let several = || {
+        std::fs::read_to_string("/sys/devices/system/node/online")
+            .is_ok_and(|nodes| nodes.trim() != "0")
+    };
+    if !SEVERAL.get_or_init(several) {
         return 0;
     }
     let (mut cpu, mut node) = (0u32, 0u32);
@@ -269,6 +273,8 @@ impl Device for &'static HostPool {
         RESERVED.fetch_sub(bytes, Ordering::Relaxed);
         match result {
             OUT_OF_MEMORY => Err(Refusal::OutOfMemory),
+            // The context is well: the driver shall say it to the program.
+            _ if capture::says_capture(result) => Err(Refusal::OutOfMemory),
             SUCCESS => {
                 log::warn!(
                     "the driver gave pinned memory at {address:#x}, which the pool cannot use"
