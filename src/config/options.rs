@@ -156,7 +156,7 @@ pub static OPTIONS: &[Opt] = &[
     option!("LOG" => log, default "warn", since V0_1,
         accepts "off, error, warn, info, debug or trace, or directives such as gpupool::pool=debug with commas between",
         "what is logged to stderr: an env_logger filter"),
-    option!("NVTX" => nvtx, default "off", since not_yet("off"),
+    option!("NVTX" => nvtx, default "off", since V0_1,
         accepts "on or off",
-        "mark pool events for Nsight Systems"),
+        "mark what the pool does for Nsight Systems: hits, misses, frees, waits, growth, giving back"),
 ];

@@ -39,6 +39,7 @@ pub use policy::Policy;
 
 use crate::config::Changeable;
 use budget::Budget;
+use device::Event;
 use free_list::Fit;
 use front::{CACHED_MAX, Front, Mine};
 use grace::{Closed, Epoch, Grace};
@@ -198,6 +199,7 @@ impl Pool {
             .take_cached(&layout, requested)
             .or_else(|| self.look_further(device, &layout, requested));
         if let Some(block) = hit {
+            device.tell(Event::Hit(requested));
             return Outcome::Block(block);
         }
         let grown = self
@@ -209,6 +211,7 @@ impl Pool {
             let counts = &mine.cache.counts;
             counts.hits.fetch_sub(1, Ordering::Relaxed);
             stats::add(&counts.misses, 1);
+            device.tell(Event::Miss(requested));
             return Outcome::Block(block);
         }
         stats::bump(&self.counters.bypasses);

@@ -16,6 +16,7 @@ pub mod trace;
 
 use crate::config::{Changeable, Config, Control, Mode, Warning};
 use crate::cuda::above;
+use crate::nvtx;
 use crate::pool::stats::Shown;
 use crate::pool::sync::Apart;
 use std::ffi::OsString;
@@ -186,6 +187,7 @@ pub fn prepare_for_exit() {
         unsafe { libc::atexit(at_exit) };
         shielded(|| {
             page::open();
+            nvtx::start(config().nvtx);
             helper::start();
         });
     }

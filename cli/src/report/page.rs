@@ -22,10 +22,12 @@ pub fn page(path: &Path, outline: &Outline<'_>, figures: &Figures) -> String {
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <link rel=\"icon\" href=\"data:,\"/>\n\
          <title>GPU memory of {name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
          <h1>GPU memory of {name}</h1>\n"
     );
     heading(&mut out, outline, figures);
+    key_figures(&mut out, outline, figures);
     out.push_str("<h2>What the program needs</h2>\n");
     needs(&mut out, outline, figures);
     out.push_str("<h2>Memory over time</h2>\n");
@@ -43,6 +45,11 @@ pub fn page(path: &Path, outline: &Outline<'_>, figures: &Figures) -> String {
         out.push_str("<h2>Call sites</h2>\n");
         sites(&mut out, outline, figures);
     }
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(
+        out,
+        "<footer>Made by <code>gpupool report</code> {version}. Sizes in powers of 1024.</footer>"
+    );
     out.push_str("</body>\n</html>\n");
     out
 }
@@ -77,6 +84,25 @@ fn heading(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
              may be missing.</p>\n",
         );
     }
+}
+
+/// The figures that one looks for first.
+fn key_figures(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
+    let mut all = vec![
+        ("peak of live device memory", bytes(figures.peak.0)),
+        ("allocations", thousands(figures.all.allocs)),
+        ("asked for in all", bytes(figures.all.bytes)),
+    ];
+    if outline.pid.is_some() {
+        let share = 100.0 * figures.pooled as f64 / figures.all.calls().max(1) as f64;
+        all.push(("inside these calls", time(figures.all.ns)));
+        all.push(("of the calls served by the pool", format!("{share:.1}%")));
+    }
+    out.push_str("<ul class=\"key-figures\">\n");
+    for (what, value) in all {
+        let _ = writeln!(out, "<li><b>{value}</b> {what}</li>");
+    }
+    out.push_str("</ul>\n");
 }
 
 fn needs(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
@@ -131,6 +157,7 @@ fn memory(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
         name,
         class,
         colour: if class == "a" { BLUE } else { BROWN },
+        has_band: true,
         points: figures
             .bins
             .iter()
@@ -145,7 +172,7 @@ fn memory(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
             |bin| bin.other,
         ));
     }
-    out.push_str(&over_time(&all, outline.last_ns, |value| {
+    out.push_str(&over_time(&all, outline.last_ns, true, |value| {
         bytes(value as u64)
     }));
     let _ = writeln!(
@@ -160,6 +187,7 @@ fn rates(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
         name,
         class,
         colour: if class == "a" { BLUE } else { BROWN },
+        has_band: false,
         points: figures
             .bins
             .iter()
@@ -170,7 +198,7 @@ fn rates(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
         series("allocations", "a", |bin| bin.allocs),
         series("frees", "b", |bin| bin.frees),
     ];
-    out.push_str(&over_time(&all, outline.last_ns, |value| {
+    out.push_str(&over_time(&all, outline.last_ns, false, |value| {
         thousands(value.round() as u64)
     }));
 }
@@ -181,8 +209,27 @@ fn sizes(out: &mut String, figures: &Figures) {
     begin(out, &["size", "allocations", "", "bytes", ""]);
     let powers = figures.sizes.keys();
     let range = powers.clone().min().zip(powers.max());
+    let mut empty = 0;
     for power in range.map(|(&low, &high)| low..=high).into_iter().flatten() {
-        let tally = figures.sizes.get(&power).copied().unwrap_or_default();
+        let Some(tally) = figures.sizes.get(&power) else {
+            // One row says that there is nothing in between.
+            empty += 1;
+            if empty == 1 {
+                let nothing = String::new;
+                row(
+                    out,
+                    &[
+                        String::from("…"),
+                        nothing(),
+                        nothing(),
+                        nothing(),
+                        nothing(),
+                    ],
+                );
+            }
+            continue;
+        };
+        empty = 0;
         let above = 1u64.checked_shl(power + 1).filter(|&above| above != 0);
         let label = match above {
             Some(above) => format!("{} to below {}", bytes(1 << power), bytes(above)),
@@ -293,7 +340,12 @@ fn sites(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
 fn begin(out: &mut String, columns: &[&str]) {
     out.push_str("<div class=\"wide\"><table>\n<thead><tr>");
     for column in columns {
-        let _ = write!(out, "<th>{column}</th>");
+        // A column without a name has bars, for which a phone has no room.
+        let class = match column.is_empty() {
+            true => " class=\"more\"",
+            false => "",
+        };
+        let _ = write!(out, "<th{class}>{column}</th>");
     }
     out.push_str("</tr></thead>\n<tbody>\n");
 }
@@ -303,6 +355,7 @@ fn row(out: &mut String, cells: &[String]) {
     for (at, cell) in cells.iter().enumerate() {
         let class = match at {
             0 if cell.contains('/') => " class=\"place\"",
+            _ if cell.starts_with("<svg") => " class=\"more\"",
             _ => "",
         };
         let _ = write!(out, "<td{class}>{cell}</td>");
