@@ -9,7 +9,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Outcome, Run, no_grace_library, run_program};
+use support::{Folder, Outcome, Run, no_grace_library, run_program};
 
 /// A run with the controls' library, grace on, and `off` switched off.
 fn controlled(name: &str, flavour: &str, arguments: &[&str], off: Option<&str>) -> Run {
@@ -108,6 +108,26 @@ fn calls_after_the_end_are_noticed() {
     assert_eq!(refused(&good(run(None))), Some(0));
     let without = run(Some("GPUPOOL_TEST_NO_EXIT"));
     assert!(refused(&without) > Some(0), "{without:#?}");
+}
+
+/// A fiber's stack lies elsewhere than its thread's: whatever reads it does not know where it ends.
+#[test]
+fn stacks_that_are_not_the_threads_own_are_noticed() {
+    let folder = Folder::new("control-stacks");
+    let run = |off| {
+        let path = folder.path().join("fiber.trace");
+        let outcome = controlled("fiber", "shared", &[], off)
+            .env("GPUPOOL_TRACE", &path)
+            .env("GPUPOOL_TRACE_STACKS", "on")
+            .run();
+        let bytes = std::fs::read(&path).expect("a trace");
+        let trace = gpupool::trace::Trace::read(&bytes).expect("a whole one");
+        let foreign = |call: &&gpupool::trace::Call| call.size == 8192 && call.stack != 0;
+        (outcome.code(), trace.calls.iter().filter(foreign).count())
+    };
+    assert_eq!(run(None), (0, 0));
+    let (code, followed) = run(Some("GPUPOOL_TEST_NO_STACK_CHECK"));
+    assert!(code != 0 || followed > 0, "{code} {followed}");
 }
 
 /// The switches do nothing in a release: the library does not know the names.

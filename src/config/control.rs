@@ -25,10 +25,13 @@ pub enum Control {
     Fork,
     /// That the library makes no call after `exit`: `GPUPOOL_TEST_NO_EXIT`.
     Exit,
+    /// That a traced call's stack is followed on the thread's own stack only:
+    /// `GPUPOOL_TEST_NO_STACK_CHECK`.
+    StackCheck,
 }
 
 impl Control {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 8] = [
         (Self::Grace, "GPUPOOL_TEST_KEEP_GRACE"),
         (Self::Gate, "GPUPOOL_TEST_NO_GATE"),
         (Self::Hold, "GPUPOOL_TEST_NO_HOLD"),
@@ -36,6 +39,7 @@ impl Control {
         (Self::WaitLimit, "GPUPOOL_TEST_NO_WAIT_LIMIT"),
         (Self::Fork, "GPUPOOL_TEST_NO_FORK"),
         (Self::Exit, "GPUPOOL_TEST_NO_EXIT"),
+        (Self::StackCheck, "GPUPOOL_TEST_NO_STACK_CHECK"),
     ];
 
     /// Whether the mechanism is switched off. The environment is read once, by

@@ -150,7 +150,7 @@ pub fn driver_arrived() -> bool {
         ended: page::ended,
         attend: mailbox::attend,
     });
-    trace::start(config.trace.as_ref());
+    trace::start(config.trace.as_ref(), config.trace_stacks);
     std::panic::set_hook(Box::new(|panic| {
         // A fault of the library; `shielded` decides what follows.
         log::error!("internal fault, please report it: {panic}");

@@ -10,6 +10,7 @@ use gpupool::trace::Memory;
 use super::chart::{BLUE, BROWN, Series, bar, over_time};
 use super::feed::Outline;
 use super::figures::{Bin, Figures, Tally};
+use super::names::Names;
 
 const STYLE: &str = include_str!("page.css");
 /// Rows of a table that can have any number; the rest is summed up in one.
@@ -22,7 +23,6 @@ pub fn page(path: &Path, outline: &Outline<'_>, figures: &Figures) -> String {
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <link rel=\"icon\" href=\"data:,\"/>\n\
          <title>GPU memory of {name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
          <h1>GPU memory of {name}</h1>\n"
     );
@@ -206,7 +206,7 @@ fn rates(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
 fn sizes(out: &mut String, figures: &Figures) {
     let most_calls = figures.sizes.values().map(|t| t.allocs).max().unwrap_or(0);
     let most_bytes = figures.sizes.values().map(|t| t.bytes).max().unwrap_or(0);
-    begin(out, &["size", "allocations", "", "bytes", ""]);
+    begin(out, "sizes", &["size", "allocations", "", "bytes", ""]);
     let powers = figures.sizes.keys();
     let range = powers.clone().min().zip(powers.max());
     let mut empty = 0;
@@ -279,7 +279,7 @@ fn tallies(out: &mut String, what: &str, rows: Vec<(String, Tally)>, all: &Tally
         "time inside",
     ];
     let columns = if times { 8 } else { 7 };
-    begin(out, &all_columns[..columns]);
+    begin(out, "tally", &all_columns[..columns]);
     let more = rows.len().saturating_sub(MOST_ROWS);
     let mut rest = Tally::default();
     for (at, (name, tally)) in rows.into_iter().enumerate() {
@@ -327,25 +327,46 @@ fn threads(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
 fn sites(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
     let mut rows: Vec<_> = figures.sites.iter().collect();
     rows.sort_by_key(|(site, tally)| (std::cmp::Reverse(tally.calls()), **site));
-    let rows = rows
-        .into_iter()
-        .map(|(&site, tally)| (escape(&outline.site(site)), *tally));
+    let mut names = Names::of(outline);
+    // Only those that are shown are looked up: it can take a while.
+    let rows = rows.into_iter().enumerate().map(|(at, (&site, tally))| {
+        let address = escape(&outline.site(site));
+        if at >= MOST_ROWS {
+            return (address, *tally);
+        }
+        let place = names.place(site);
+        if place.functions.is_empty() {
+            return (address, *tally);
+        }
+        let function = escape(&place.functions.join(" in "));
+        // In full where the pointer rests.
+        let name = match place.line.is_empty() {
+            true => format!("<b>{function}</b><br/>{address}"),
+            false => format!(
+                "<b>{function}</b><br/><span title=\"{}, {address}\">{}</span>",
+                escape(&place.line),
+                escape(place.line.rsplit('/').next().unwrap_or_default()),
+            ),
+        };
+        (name, *tally)
+    });
     tallies(out, "call site", rows.collect(), &figures.all, true);
     out.push_str(
-        "<p class=\"note\">Object and offset, as <code>addr2line -e OBJECT OFFSET</code> takes \
+        "<p class=\"note\">Function and line where the files tell them (<i>f in g</i>: f became part \
+         of g), else object and offset, as <code>addr2line -e OBJECT OFFSET</code> takes \
          them.</p>\n",
     );
 }
 
-fn begin(out: &mut String, columns: &[&str]) {
-    out.push_str("<div class=\"wide\"><table>\n<thead><tr>");
+/// Begins a table; by its class the style sheet knows which columns a phone has
+/// no room for.
+fn begin(out: &mut String, class: &str, columns: &[&str]) {
+    let _ = write!(
+        out,
+        "<div class=\"wide\"><table class=\"{class}\">\n<thead><tr>"
+    );
     for column in columns {
-        // A column without a name has bars, for which a phone has no room.
-        let class = match column.is_empty() {
-            true => " class=\"more\"",
-            false => "",
-        };
-        let _ = write!(out, "<th{class}>{column}</th>");
+        let _ = write!(out, "<th>{column}</th>");
     }
     out.push_str("</tr></thead>\n<tbody>\n");
 }
@@ -355,7 +376,6 @@ fn row(out: &mut String, cells: &[String]) {
     for (at, cell) in cells.iter().enumerate() {
         let class = match at {
             0 if cell.contains('/') => " class=\"place\"",
-            _ if cell.starts_with("<svg") => " class=\"more\"",
             _ => "",
         };
         let _ = write!(out, "<td{class}>{cell}</td>");

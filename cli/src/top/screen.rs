@@ -42,12 +42,12 @@ const SHAPES: [Shape; COLUMNS.len()] = [
     words(7, 1),
     number(3, 2),
     number(9, 0),
-    number(9, 4),
+    number(9, 3),
     number(9, 6),
     number(9, 0),
     number(7, 1),
     number(5, 1),
-    number(8, 3),
+    number(8, 4),
     number(7, 5),
 ];
 
