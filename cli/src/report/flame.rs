@@ -31,6 +31,14 @@ impl Weight {
         }
     }
 
+    /// As it is asked for.
+    fn word(self) -> &'static str {
+        match self {
+            Weight::Time => "time",
+            other => other.unit(),
+        }
+    }
+
     /// What is counted, for people.
     fn unit(self) -> &'static str {
         match self {
@@ -70,7 +78,7 @@ pub fn write(
         }
     } else {
         let mut options = flamegraph::Options::default();
-        options.title = format!("Allocation calls of {name}, by {}", weight.unit());
+        options.title = format!("Allocation calls of {name}, by {}", weight.word());
         options.count_name = weight.unit().to_owned();
         options.name_type = String::from("Function:");
         options.deterministic = true;

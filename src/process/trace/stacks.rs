@@ -10,7 +10,9 @@
 //!
 //! The first call from an object that was not there before asks the loader for
 //! the list of objects, as [`super::sites`] does; a stack that was not seen
-//! before is written to the file at once. Both happen under a lock of ours.
+//! before is written to the file at once. An object that is loaded later at the
+//! addresses of one that was unloaded is not noticed: its frames are followed
+//! wrongly, but never out of the stack.
 
 mod code;
 
