@@ -143,7 +143,7 @@ impl Walk {
         }
         let end = self.stack.end;
         let mut read = |address: u64| {
-            let inside = address >= sp && address % 8 == 0 && address <= end - 8;
+            let inside = address >= sp && address.is_multiple_of(8) && address <= end - 8;
             if !inside {
                 return Err(());
             }
