@@ -80,6 +80,8 @@ pub struct Config {
     pub profile: Option<PathTemplate>,
     /// `GPUPOOL_TRACE`: file that takes a record of every call.
     pub trace: Option<PathTemplate>,
+    /// `GPUPOOL_TRACE_STACKS`: whether it has the stack of each call.
+    pub trace_stacks: bool,
     /// `GPUPOOL_STATS`: where the counters go at exit.
     pub stats: Stats,
     /// `GPUPOOL_LOG`: a filter in the syntax of `env_logger`, already checked
@@ -109,6 +111,7 @@ impl Default for Config {
             guard: false,
             profile: None,
             trace: None,
+            trace_stacks: false,
             stats: Stats::Off,
             log: String::from("warn"),
             nvtx: false,

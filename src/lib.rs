@@ -6,8 +6,10 @@
 //! is [`cuda`]; what memory it gets decides [`pool`], which knows no CUDA and
 //! returns its answer as a value. [`config`] holds the options, [`logging`] is
 //! the one way to say something, and [`trace`] the format of recorded calls.
+//! [`nvtx`] marks
+//! what the pool does for profilers.
 //! Each of these may use those before it in this list: config, logging, trace,
-//! pool, cuda, process, hooks.
+//! nvtx, pool, cuda, process, hooks.
 //!
 //! Why a block is never reissued too early stands in [`pool::grace`].
 //!
@@ -19,6 +21,7 @@ pub mod config;
 pub mod logging;
 pub mod cuda;
 pub mod hooks;
+pub mod nvtx;
 pub mod pool;
 pub mod process;
 pub mod trace;

@@ -55,6 +55,12 @@ fn a_program_that_allocates_all_the_time_is_worth_it() {
         outcome.stderr.contains(&format!("next: {next}\n")),
         "{outcome:?}"
     );
+    // How to keep it, in full.
+    let keep = format!(
+        "LD_PRELOAD={}\n",
+        library().canonicalize().unwrap().display()
+    );
+    assert!(outcome.stderr.contains(&keep), "{outcome:?}");
     assert_eq!(
         outcome.stderr.matches("orth").count(),
         1,

@@ -2,6 +2,8 @@
 
 #[path = "support/commanded.rs"]
 mod commanded;
+#[path = "support/exposition.rs"]
+mod exposition;
 mod support;
 
 use std::fs;
@@ -172,13 +174,42 @@ fn observed_programs_have_figures_too() {
     program.end();
 }
 
+/// What a label's value may hold, and has to be escaped.
+const ODD: &str = "a\"b\\\\c\nd} 1";
+
+/// Negative control: the reader refuses what Prometheus would.
+#[test]
+fn the_reader_of_metrics_is_strict() {
+    let good =
+        "# HELP a_total B.\n# TYPE a_total counter\na_total{x=\"1\",y=\"\\\"}\"} 5\na_total 6\n";
+    assert_eq!(exposition::parse(good).unwrap().len(), 2);
+    for (from, to) in [
+        ("a_total 6\n", "a_total 6"),
+        ("a_total 6", "b_total 6"),
+        ("a_total 6", "a_total{x=\"1\",y=\"\\\"}\"} 6"),
+        ("a_total 6", "a_total six"),
+        ("a_total 6", "a_total 6 7 8"),
+        ("a_total 6", "a-total 6"),
+        ("y=\"", "x=\""),
+        ("\\\"}", "\"}"),
+        (" counter", " gauge"),
+        ("# TYPE a_total counter\n", ""),
+        ("# HELP", "# HELP a_total B.\n# HELP"),
+        ("{x=", "{1x="),
+    ] {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(bad, good);
+        assert!(exposition::parse(&bad).is_err(), "{bad}");
+    }
+}
+
 #[test]
 fn prometheus_metrics_are_well_formed_and_replace_their_file() {
     let folder = Folder::new("stat-prometheus");
     let file = folder.path().join("gpupool.prom");
     fs::write(&file, "old").unwrap();
     let mut first = Commanded::start(&[("LOCAL_RANK", "0"), ("SLURM_JOB_ID", "77")]);
-    let mut second = Commanded::start(&[("LOCAL_RANK", "1")]);
+    let mut second = Commanded::start(&[("LOCAL_RANK", "1"), ("SLURM_JOB_ID", ODD)]);
     first.tell_all(&["init", "alloc 1048576"]);
     second.tell_all(&["init", "alloc 3145728"]);
     let name = file.to_str().unwrap();
@@ -208,21 +239,12 @@ fn prometheus_metrics_are_well_formed_and_replace_their_file() {
     }
     assert!(line("live_bytes", "local_rank=\"1\"").ends_with(" 3145728"));
     assert!(line("wait_seconds_total", &of_first).ends_with(" 0"));
-    // Each metric is described once, before its lines, which no other metric's come between.
-    let mut described = Vec::new();
-    for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').unwrap();
-            assert!(!described.contains(&name), "{name} twice");
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
-            described.push(name);
-        } else if !line.starts_with('#') {
-            let (name, value) = line.rsplit_once(' ').unwrap();
-            let name = name.split('{').next().unwrap();
-            assert_eq!(Some(&name), described.last(), "{line}");
-            assert!(value.parse::<f64>().is_ok(), "{line}");
-        }
-    }
+    // As Prometheus reads it, whatever the environment holds.
+    let samples = exposition::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+    let odd = samples
+        .iter()
+        .find(|one| one.name == "gpupool_live_bytes" && one.labels["pid"] == second.pid());
+    assert_eq!(odd.unwrap().labels["slurm_job_id"], ODD, "{text}");
     let bad = gpupool(&[
         "stat",
         "--all",

@@ -22,6 +22,11 @@ struct Terminal {
 impl Terminal {
     /// Runs a command in a terminal of 140 columns; `None` without tmux.
     fn start(name: &str, line: &str) -> Option<Self> {
+        Self::start_wide(name, "140", line)
+    }
+
+    /// The same in a terminal of so many columns.
+    fn start_wide(name: &str, columns: &str, line: &str) -> Option<Self> {
         if Run::new("sh").args(["-c", "command -v tmux"]).run().code() != 0 {
             println!("SKIP: no tmux");
             return None;
@@ -29,7 +34,7 @@ impl Terminal {
         let terminal = Self {
             folder: Folder::new(name),
         };
-        let size = ["-x", "140", "-y", "24"];
+        let size = ["-x", columns, "-y", "24"];
         // The window stays when the command has ended, so that its end can be seen.
         let line = format!("{line}; echo ended with $?; cat");
         terminal
@@ -167,6 +172,53 @@ fn several_processes_are_selected_one_after_the_other() {
         !screen.contains("LIVE"),
         "the terminal is as it was: {screen}"
     );
+}
+
+/// Where each word of a line ends.
+fn ends(line: &str) -> Vec<usize> {
+    let chars: Vec<char> = line.chars().chain([' ']).collect();
+    let is_end = |at: usize| !chars[at].is_whitespace() && chars[at + 1].is_whitespace();
+    (0..chars.len() - 1).filter(|at| is_end(*at)).collect()
+}
+
+/// On a terminal of every width the lines fit, what matters most is there, and numbers stand under
+/// the ends of their columns' names.
+#[test]
+fn columns_fit_the_terminal_and_are_aligned() {
+    let mut program = Commanded::start(&[]);
+    program.tell_all(&["init", "alloc 3145728", "alloc 50000000"]);
+    let pid = program.pid();
+    for (columns, name, absent) in [("140", "WAITS/s", "none"), ("80", "HIT%", "DRIVER/s")] {
+        let Some(terminal) = Terminal::start_wide(&format!("top-{columns}"), columns, &top(&pid))
+        else {
+            return;
+        };
+        let screen = terminal.until("the process", |screen| line(screen, &pid).is_some());
+        let header = screen.lines().find(|line| line.contains("PID")).unwrap();
+        assert!(
+            header.contains(name) && !header.contains(absent),
+            "{screen}"
+        );
+        for part in ["LIVE", "RESERVED", "q quit", "50.7 MiB live"] {
+            assert!(screen.contains(part), "{part}: {screen}");
+        }
+        let most = columns.parse::<usize>().unwrap();
+        assert!(
+            screen.lines().all(|line| line.chars().count() <= most),
+            "{screen}"
+        );
+        let row = screen
+            .lines()
+            .find(|line| line.split_whitespace().next() == Some(&pid))
+            .unwrap();
+        let live = header.find("LIVE").unwrap() + "LIVE".len() - 1;
+        let hits = header.find("HIT%").unwrap() + "HIT%".len() - 1;
+        let pid_ends = header.find("PID").unwrap() + 2;
+        for end in [pid_ends, live, hits] {
+            assert!(ends(row).contains(&end), "{end}: {screen}");
+        }
+    }
+    program.end();
 }
 
 #[test]

@@ -133,6 +133,26 @@ fn idle_memory_in_a_checkpoint_is_noticed() {
     assert!(without > 300, "only {without} MiB were copied");
 }
 
+/// A fiber's stack lies elsewhere than its thread's: whatever reads it does not know where it ends.
+#[test]
+fn stacks_that_are_not_the_threads_own_are_noticed() {
+    let folder = Folder::new("control-stacks");
+    let run = |off| {
+        let path = folder.path().join("fiber.trace");
+        let outcome = controlled("fiber", "shared", &[], off)
+            .env("GPUPOOL_TRACE", &path)
+            .env("GPUPOOL_TRACE_STACKS", "on")
+            .run();
+        let bytes = std::fs::read(&path).expect("a trace");
+        let trace = gpupool::trace::Trace::read(&bytes).expect("a whole one");
+        let foreign = |call: &&gpupool::trace::Call| call.size == 8192 && call.stack != 0;
+        (outcome.code(), trace.calls.iter().filter(foreign).count())
+    };
+    assert_eq!(run(None), (0, 0));
+    let (code, followed) = run(Some("GPUPOOL_TEST_NO_STACK_CHECK"));
+    assert!(code != 0 || followed > 0, "{code} {followed}");
+}
+
 /// The switches do nothing in a release: the library does not know the names.
 #[test]
 fn a_release_has_no_switches() {

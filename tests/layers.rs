@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Each may use those before it and itself.
 const LAYERS: &[&str] = &[
-    "config", "logging", "trace", "pool", "cuda", "process", "hooks",
+    "config", "logging", "trace", "nvtx", "pool", "cuda", "process", "hooks",
 ];
 
 #[derive(Debug, Clone, PartialEq)]

@@ -27,6 +27,7 @@ const OTHER: &[(&str, &str)] = &[
     ("GPUPOOL_GUARD", "on"),
     ("GPUPOOL_PROFILE", "/tmp/gpupool.profile"),
     ("GPUPOOL_TRACE", "./trace.%p"),
+    ("GPUPOOL_TRACE_STACKS", "on"),
     ("GPUPOOL_STATS", "/tmp/%p.json"),
     ("GPUPOOL_LOG", "debug"),
     ("GPUPOOL_NVTX", "on"),

@@ -252,3 +252,94 @@ fn no_trace_is_written_where_none_can_be() {
         outcome.stderr
     );
 }
+
+/// The name of the object that holds an address of the program's file.
+fn is_in(trace: &Trace, address: u64, name: &str) -> bool {
+    trace
+        .place_of(address - 1)
+        .is_some_and(|(object, _)| object.path.ends_with(name))
+}
+
+// covers: GPUPOOL_TRACE_STACKS
+/// Each call's stack begins where the program made the call, and goes on to where the thread began;
+/// also through the runtime, in the driver's hooks, where the pool does not answer.
+#[test]
+fn stacks_lead_from_the_call_to_the_beginning_of_the_thread() {
+    let folder = Folder::new("trace-stacks");
+    for (name, flavour, arguments) in [
+        ("demo", "shared", &["40"][..]),
+        ("demo", "static", &["40"]),
+        ("traced", "shared", &["thread"]),
+    ] {
+        let path = folder.path().join(format!("{name}-{flavour}.trace"));
+        let outcome = run_program(name, flavour)
+            .args(arguments)
+            .with_lib(true)
+            .env("GPUPOOL_TRACE", &path)
+            .env("GPUPOOL_TRACE_STACKS", "on")
+            .run()
+            .expect_success();
+        let plain = run_program(name, flavour).args(arguments).run();
+        assert_eq!(outcome.stdout, plain.stdout);
+        let trace = read(&path);
+        let file = path.file_stem().unwrap().to_str().unwrap();
+        let file = file.trim_end_matches("-shared");
+        let mut depths = 0;
+        for call in &trace.calls {
+            let stack = trace
+                .stacks
+                .get(&call.stack)
+                .unwrap_or_else(|| panic!("{name}: a call without a stack: {call:?}"));
+            assert_eq!(stack[0], call.site, "{name} {flavour}: {stack:x?}");
+            let inside = stack.iter().filter(|frame| is_in(&trace, **frame, file));
+            assert!(inside.count() > 0, "{name} {flavour}: {stack:x?}");
+            assert!(
+                stack
+                    .iter()
+                    .all(|frame| !is_in(&trace, *frame, "libgpupool.so")),
+                "{stack:x?}"
+            );
+            let last = *stack.last().unwrap();
+            assert!(
+                is_in(&trace, last, "libc.so.6") || is_in(&trace, last, file),
+                "{stack:x?}"
+            );
+            depths += stack.len();
+        }
+        assert!(depths > 2 * trace.calls.len(), "{name}: {depths}");
+        let plain = folder.path().join("plain.trace");
+        run_program(name, flavour)
+            .args(arguments)
+            .with_lib(true)
+            .env("GPUPOOL_TRACE", &plain)
+            .run()
+            .expect_success();
+        let plain = read(&plain);
+        assert!(plain.stacks.is_empty() && plain.calls.iter().all(|call| call.stack == 0));
+    }
+}
+
+/// On a stack that is not the thread's own nothing is read: behind its end there may be nothing.
+#[test]
+fn a_fiber_has_no_stack_and_comes_to_no_harm() {
+    let folder = Folder::new("trace-fiber");
+    let path = folder.path().join("fiber.trace");
+    let outcome = run_program("fiber", "shared")
+        .with_lib(true)
+        .env("GPUPOOL_TRACE", &path)
+        .env("GPUPOOL_TRACE_STACKS", "on")
+        .run()
+        .expect_success();
+    assert_eq!(
+        (outcome.stdout.as_str(), outcome.stderr.as_str()),
+        ("rounds 100\n", "")
+    );
+    let trace = read(&path);
+    let of = |size: u64| {
+        let calls = trace.calls.iter().filter(move |call| call.size == size);
+        let with = calls.clone().filter(|call| call.stack != 0).count();
+        (calls.count(), with)
+    };
+    assert_eq!((of(4096), of(8192)), ((50, 50), (50, 0)));
+    assert!(trace.calls.iter().all(|call| call.site != 0));
+}

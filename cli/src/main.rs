@@ -24,13 +24,18 @@ use clap::{Parser, Subcommand};
 /// Makes GPU memory allocation nearly free for unmodified CUDA programs.
 #[derive(Parser)]
 #[command(name = "gpupool", version, arg_required_else_help = true)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "Begin with: gpupool observe -- ./app; its last lines say what to do next.
+
+Examples:
+  gpupool observe -- ./app --batch 8
   gpupool run -- ./app --batch 8
   gpupool run --set MAX=50% --stats -- python3 serve.py
   gpupool stat --all
   gpupool env
 
-Without this command: LD_PRELOAD=/path/to/libgpupool.so ./app")]
+Without this command: LD_PRELOAD=/path/to/libgpupool.so ./app"
+)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -45,6 +50,7 @@ enum Command {
     #[command(after_help = attach::EXAMPLES)]
     Attach(attach::AttachArgs),
     /// Leave a process's allocations to the driver again
+    #[command(after_help = attach::DETACH_EXAMPLES)]
     Detach(attach::DetachArgs),
     /// Say whether the pool will reach a program, and how
     #[command(after_help = check::EXAMPLES)]
@@ -67,7 +73,7 @@ enum Command {
     /// Replay a recorded trace through the pool, without a GPU
     #[command(after_help = replay::EXAMPLES)]
     Replay(replay::Args),
-    /// Make a page, or a viewer's file, of a recorded trace
+    /// Make a page, a flamegraph or a viewer's file of a recorded trace
     #[command(after_help = report::EXAMPLES)]
     Report(report::Args),
     /// Find the options worth setting for a recorded trace
@@ -149,4 +155,74 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// One line on stderr. Not `eprintln!`, which panics when stderr is closed.
 pub fn say(message: &str) {
     let _ = writeln!(io::stderr(), "gpupool: {message}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// The words of a command line: up to what belongs to the shell.
+    fn words(line: &str) -> Vec<String> {
+        let shell = ["#", ">", "|", "&", "&&", "||", ";"];
+        line.split_whitespace()
+            .take_while(|word| !shell.contains(word))
+            .map(|word| match word {
+                "PID" => String::from("4711"),
+                _ => word.trim_matches('"').to_owned(),
+            })
+            .collect()
+    }
+
+    /// Command lines in text that is indented, as in help and Markdown.
+    fn lines(text: &str) -> Vec<Vec<String>> {
+        text.lines()
+            .filter_map(|line| {
+                let command = line.trim_start();
+                let list = command.strip_prefix("command: ");
+                match list {
+                    // A list of words, as in a Kubernetes manifest.
+                    Some(list) => serde_json::from_str(list).ok(),
+                    None if command.len() < line.len() => Some(words(command)),
+                    None => None,
+                }
+            })
+            .filter(|words: &Vec<String>| {
+                words
+                    .first()
+                    .is_some_and(|name| name.rsplit('/').next() == Some("gpupool"))
+            })
+            .collect()
+    }
+
+    /// Every example in the help and in the documents is one that the command
+    /// takes.
+    #[test]
+    fn documented_commands_are_taken() {
+        let mut all: Vec<Vec<String>> = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            if name == "help" {
+                continue;
+            }
+            let help = command.get_after_help().map(ToString::to_string);
+            let found = lines(&help.unwrap_or_default());
+            assert!(!found.is_empty(), "{name} has no example");
+            all.extend(found);
+        }
+        for text in [
+            include_str!("../../README.md"),
+            include_str!("../../docs/watching.md"),
+            include_str!("../../docs/trace.md"),
+        ] {
+            let found = lines(text);
+            assert!(!found.is_empty());
+            all.extend(found);
+        }
+        for words in all {
+            if let Err(error) = Cli::try_parse_from(&words) {
+                panic!("{words:?}: {error}");
+            }
+        }
+    }
 }

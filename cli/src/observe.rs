@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         seen.push(value);
     }
     let observation = Observation::of(&seen);
-    let report = observation.text(&args.command);
+    let report = observation.text(&args.command, &run::library_path()?);
     let _ = std::io::stderr().write_all(report.as_bytes());
     if let Some(path) = &args.json {
         let body = format!("{:#}\n", observation.json(&args.command));

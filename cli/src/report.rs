@@ -4,6 +4,8 @@
 mod chart;
 mod feed;
 mod figures;
+mod flame;
+mod names;
 mod page;
 mod perfetto;
 
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use crate::replay::engine::Progress;
 use crate::replay::source;
-use crate::{Failure, failure};
+use crate::{Failure, failure, say};
 
 pub const EXAMPLES: &str =
     "TRACE is what `gpupool replay` takes: a file of GPUPOOL_TRACE, or a table of
@@ -24,6 +26,8 @@ Examples:
   gpupool run --set TRACE=./app.trace -- ./app
   gpupool report app.trace -o app.html
   gpupool report app.trace --perfetto -o app.json
+  gpupool run --set TRACE=./app.trace --set TRACE_STACKS=on -- ./app
+  gpupool report --flamegraph app.svg --weight time app.trace
   gpupool report app.trace > app.html";
 
 #[derive(clap::Args)]
@@ -37,11 +41,18 @@ pub struct Args {
     /// of the page
     #[arg(long)]
     perfetto: bool,
+    /// A flamegraph of the calls' stacks as SVG instead of the page, or folded
+    /// stacks if the name ends in .folded
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "perfetto"])]
+    flamegraph: Option<PathBuf>,
+    /// What a frame's width stands for in the flamegraph
+    #[arg(long, value_enum, default_value = "bytes", requires = "flamegraph")]
+    weight: flame::Weight,
 }
 
 /// Writes the report.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if args.output.is_none() && io::stdout().is_terminal() {
+    if args.output.is_none() && args.flamegraph.is_none() && io::stdout().is_terminal() {
         let name = if args.perfetto { "json" } else { "html" };
         let what = format!("a report is a file: add -o FILE.{name}");
         return Err(failure(2, what));
@@ -52,6 +63,26 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let outline = feed::Outline::of(&content).map_err(bad)?;
     let mut progress = Progress::new(outline.calls as usize);
     let done = |count: u64| progress.show(count as usize);
+    if let Some(path) = &args.flamegraph {
+        if is_same(path, &args.trace) {
+            return Err(is_the_trace(path));
+        }
+        let name = args.trace.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        let result = flame::write(&outline, args.weight, &name, path, done);
+        progress.end();
+        result.map_err(|error| {
+            let what = format!("{}: cannot write: {error}", path.display());
+            failure(1, what)
+        })?;
+        if outline.stacks.is_empty() {
+            say(
+                "the trace has no stacks, so that only call sites are shown: record it with \
+                 GPUPOOL_TRACE_STACKS=on",
+            );
+        }
+        return Ok(());
+    }
     if args.perfetto {
         let mut out = open(args)?;
         let result = perfetto::write(&outline, &mut out, done).and_then(|()| out.flush());
@@ -78,8 +109,7 @@ fn open(args: &Args) -> Result<BufWriter<Box<dyn Write>>, Failure> {
         return Ok(BufWriter::new(Box::new(io::stdout())));
     };
     if is_same(path, &args.trace) {
-        let what = format!("{}: is the trace; name another file", path.display());
-        return Err(failure(2, what));
+        return Err(is_the_trace(path));
     }
     match File::create(path) {
         Ok(file) => Ok(BufWriter::new(Box::new(file))),
@@ -88,6 +118,11 @@ fn open(args: &Args) -> Result<BufWriter<Box<dyn Write>>, Failure> {
             Err(failure(2, what))
         }
     }
+}
+
+fn is_the_trace(path: &Path) -> Failure {
+    let what = format!("{}: is the trace; name another file", path.display());
+    failure(2, what)
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {

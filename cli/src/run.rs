@@ -19,6 +19,11 @@ Examples:
   gpupool run --stats -- python3 infer.py
   gpupool run --set FREE=ordered --set MAX=8G -- ./app
   gpupool run --set GPUPOOL_STATS=/tmp/%p.json -- mpirun -n 4 ./app
+  nsys profile gpupool run --set NVTX=on -- ./app
+
+Which options would help this program:
+  gpupool run --set TRACE=./app.trace -- ./app
+  gpupool tune app.trace
 
 The library is GPUPOOL_LIB if that is set, else libgpupool.so beside this
 command or in ../lib from there.";

@@ -180,6 +180,7 @@ fn a_trace_of_the_library_is_replayed() {
         place: place(0),
         stream: None,
         site: 0,
+        stack: 0,
     };
     let calls = [
         alloc,

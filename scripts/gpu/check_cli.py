@@ -3,6 +3,8 @@ gives back, what a profile reserves, and the report when memory is short. With a
 with PyTorch if it is there."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,7 @@ from pathlib import Path
 import common
 from check_attach import COMMAND
 from check_programs import Check
-from common import Fail, need_module
+from common import Fail, Skip, need_module
 
 TORCH = """
 import sys, torch
@@ -242,6 +244,54 @@ def shortage() -> str:
     return reports[0].split(": ", 2)[2]
 
 
+def folded(run: list, env=None) -> list[str]:
+    """The folded stacks of a program's allocation calls, by calls; each call has one."""
+    trace, stacks = common.WORK / "stacks.trace", common.WORK / "stacks.folded"
+    command("run", "--quiet", "--set", f"TRACE={trace}", "--set", "TRACE_STACKS=on", "--", *run, env=env)
+    said = command("report", "--flamegraph", stacks, "--weight", "calls", trace)
+    expect("no stacks" not in said, said)
+    lines = stacks.read_text().splitlines()
+    expect(lines, "no stack at all")
+    return lines
+
+
+def flamegraph() -> str:
+    """The stacks of the demo's calls lead from its functions to the beginning."""
+    lines = folded([common.PROGRAMS / "demo", "200"])
+    ours = [line for line in lines if ";main;" in line and "run_layer" in line]
+    expect(ours, f"run_layer is on none of {len(lines)} stacks: {lines[:3]}")
+    return f"{len(lines)} stacks, {len(ours)} through run_layer"
+
+
+def torch_flamegraph() -> str:
+    """The same through PyTorch's and Python's libraries."""
+    need_module("torch")
+    lines = folded([sys.executable, "-c", TORCH], env=CACHING_OFF)
+    deep = [line for line in lines if "c10::" in line and line.count(";") > 10]
+    expect(deep, f"none of {len(lines)} stacks goes through c10: {lines[:2]}")
+    return f"{len(lines)} stacks, the deepest of {max(line.count(';') for line in lines)} frames"
+
+
+def nsight() -> str:
+    """Nsight Systems has the pool's marks, if it is here."""
+    if not shutil.which("nsys"):
+        raise Skip("no nsys")
+    report = common.WORK / "nvtx"
+    for arguments in (
+        ["profile", "--trace", "nvtx", "--force-overwrite", "true", "--output", report, COMMAND, "run",
+         "--quiet", "--set", "NVTX=on", "--", common.PROGRAMS / "churn", "500"],
+        ["export", "--type", "jsonlines", "--force-overwrite", "true", "--output", f"{report}.jsonl",
+         f"{report}.nsys-rep"],
+    ):
+        env = {"GPUPOOL_LIB": str(common.LIBRARY)}
+        done = common.run(["nsys", *arguments], env=env, cuda_path=True, timeout=110)
+        expect(done.code == 0, f"nsys {arguments[0]}: {done.code}, {done.tail()}")
+    text = Path(f"{report}.jsonl").read_text(errors="replace")
+    hits = len(re.findall(r"alloc \d+ hit", text))
+    expect(hits > 0 and "grow " in text, f"{hits} hits in {len(text)} bytes")
+    return f"{hits} hits marked"
+
+
 def checks() -> list[Check]:
     return [
         Check("cli_check", check),
@@ -253,4 +303,7 @@ def checks() -> list[Check]:
         Check("cli_observe_torch", torch_observe),
         Check("cli_run_summary", summary),
         Check("cli_shortage", shortage, "alone"),
+        Check("cli_flamegraph", flamegraph),
+        Check("cli_flamegraph_torch", torch_flamegraph),
+        Check("cli_nsight", nsight),
     ]

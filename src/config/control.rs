@@ -28,10 +28,13 @@ pub enum Control {
     /// That idle memory goes back before the process checkpoints itself:
     /// `GPUPOOL_TEST_NO_CHECKPOINT`.
     Checkpoint,
+    /// That a traced call's stack is followed on the thread's own stack only:
+    /// `GPUPOOL_TEST_NO_STACK_CHECK`.
+    StackCheck,
 }
 
 impl Control {
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Grace, "GPUPOOL_TEST_KEEP_GRACE"),
         (Self::Gate, "GPUPOOL_TEST_NO_GATE"),
         (Self::Hold, "GPUPOOL_TEST_NO_HOLD"),
@@ -40,6 +43,7 @@ impl Control {
         (Self::Fork, "GPUPOOL_TEST_NO_FORK"),
         (Self::Exit, "GPUPOOL_TEST_NO_EXIT"),
         (Self::Checkpoint, "GPUPOOL_TEST_NO_CHECKPOINT"),
+        (Self::StackCheck, "GPUPOOL_TEST_NO_STACK_CHECK"),
     ];
 
     /// Whether the mechanism is switched off. The environment is read once, by

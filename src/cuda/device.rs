@@ -6,7 +6,8 @@ use super::context::{Context, SEGMENTS};
 use super::driver::real;
 use super::entered::Entered;
 use super::fence::Fences;
-use crate::pool::device::{Device, Passed, Recorded, Refusal};
+use crate::nvtx::{self, Kind, Range};
+use crate::pool::device::{Device, Event, Passed, Recorded, Refusal};
 use crate::pool::size_class::PAGE;
 use crate::pool::stats::Shown;
 use std::sync::OnceLock;
@@ -77,6 +78,7 @@ impl Context {
 
 impl Device for &'static Context {
     fn reserve(&self, bytes: u64) -> Result<u64, Refusal> {
+        let _range = Range::new(Kind::Grow, format_args!("grow {bytes}"), bytes);
         let _entered = Entered::enter(self.handle).ok_or(Refusal::Lost)?;
         let mut address: CUdeviceptr = 0;
         CALLS.allocs.fetch_add(1, Ordering::Relaxed);
@@ -113,6 +115,7 @@ impl Device for &'static Context {
     }
 
     fn release(&self, address: u64, bytes: u64) {
+        let _range = Range::new(Kind::GiveBack, format_args!("give back {bytes}"), bytes);
         if let Some(guard) = &self.guard {
             guard.segment_given(self, address, bytes);
         }
@@ -155,6 +158,19 @@ impl Device for &'static Context {
 
     fn attend(&self, may_wait: bool) {
         super::above::attend(may_wait);
+    }
+
+    #[inline]
+    fn tell(&self, event: Event) {
+        if !nvtx::is_on() {
+            return;
+        }
+        match event {
+            Event::Hit(bytes) => nvtx::mark(Kind::Hit, format_args!("alloc {bytes} hit"), bytes),
+            Event::Miss(bytes) => nvtx::mark(Kind::Miss, format_args!("alloc {bytes} miss"), bytes),
+            Event::WaitBegins => nvtx::begin(Kind::Wait, format_args!("wait for the GPU"), 0),
+            Event::WaitEnds => nvtx::end(),
+        }
     }
 
     fn pause(&self, round: u32) {

@@ -11,6 +11,7 @@ use crate::cuda::abi::{
 use crate::cuda::context::{self, Context, Status};
 use crate::cuda::driver::{NEVER_VALID, real};
 use crate::cuda::{SEGMENTS, capture, fill, green, guard, host, identity};
+use crate::nvtx;
 use crate::pool::{BlockInfo, Outcome, Pool};
 use crate::process::{
     self, FOREIGN_FREES, PASSED_ALLOCS, State, mailbox, observe, shielded, shortage,
@@ -255,6 +256,9 @@ fn give_back(owner: &'static Context, address: CUdeviceptr, limit: Option<Durati
         None => owner.pool.free(&owner, address),
         Some(guard) => guarded::free(owner, guard, address, limit),
     };
+    if freed && nvtx::is_on() {
+        nvtx::mark(nvtx::Kind::Free, format_args!("free"), 0);
+    }
     if process::state() == State::Passing {
         passing::drain();
     }

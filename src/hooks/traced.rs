@@ -86,6 +86,7 @@ fn note_alloc(
             place: owner.map(place_of).or_else(current_place),
             stream: stream.map(|stream| stream as u64),
             site: site as u64,
+            stack: 0,
         });
     });
 }
@@ -203,6 +204,7 @@ fn note_free(
             place: owner.map(place_of).or_else(current_place),
             stream: stream.map(|stream| stream as u64),
             site: site as u64,
+            stack: 0,
         });
     });
 }

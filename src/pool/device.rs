@@ -36,6 +36,19 @@ pub enum Passed {
     Lost,
 }
 
+/// What [`Device::tell`] is told; sizes in bytes as the program asks for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An allocation was served from what the pool has.
+    Hit(u64),
+    /// An allocation was served after memory was taken from the driver.
+    Miss(u64),
+    /// The calling thread begins to wait for the GPU.
+    WaitBegins,
+    /// That wait is over.
+    WaitEnds,
+}
+
 /// How many fences can be pending at once: the slots of [`Device::record`].
 pub const SLOTS: usize = 32;
 
@@ -76,6 +89,12 @@ pub trait Device {
     /// `may_wait`: the call may wait for the GPU, as an allocation may.
     fn attend(&self, may_wait: bool) {
         let _ = may_wait;
+    }
+
+    /// Told of what the pool does, as it does it: for those who watch. Possibly
+    /// with a lock of the pool held.
+    fn tell(&self, event: Event) {
+        let _ = event;
     }
 
     /// Lets time pass between two polls; `round` counts them from 0.

@@ -42,6 +42,7 @@ pub use policy::Policy;
 
 use crate::config::Changeable;
 use budget::Budget;
+use device::Event;
 use free_list::Fit;
 use front::{CACHED_MAX, Front, Mine};
 use grace::{Closed, Epoch, Grace};
@@ -204,6 +205,7 @@ impl Pool {
             .take_cached(&layout, requested)
             .or_else(|| self.look_further(device, &layout, requested));
         if let Some(block) = hit {
+            device.tell(Event::Hit(requested));
             return Outcome::Block(block);
         }
         let grown = self
@@ -215,6 +217,7 @@ impl Pool {
             let counts = &mine.cache.counts;
             counts.hits.fetch_sub(1, Ordering::Relaxed);
             stats::add(&counts.misses, 1);
+            device.tell(Event::Miss(requested));
             return Outcome::Block(block);
         }
         stats::bump(&self.counters.bypasses);

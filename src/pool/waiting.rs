@@ -4,13 +4,43 @@
 //!
 //! [`Policy::wait`]: super::Policy::wait
 
-use super::device::Device;
+use super::device::{Device, Event};
 use super::free_list::Fit;
 use super::grace::Closed;
 use super::size_class::Layout;
 use super::{BlockInfo, Pool, policy, stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// A wait that those who watch are told of, once it has begun; it ends when
+/// this is dropped.
+struct Told<'a, D: Device> {
+    device: &'a D,
+    begun: bool,
+}
+
+impl<'a, D: Device> Told<'a, D> {
+    fn new(device: &'a D) -> Self {
+        let begun = false;
+        Self { device, begun }
+    }
+
+    /// The wait has begun; from the second call on nothing.
+    fn begin(&mut self) {
+        if !self.begun {
+            self.begun = true;
+            self.device.tell(Event::WaitBegins);
+        }
+    }
+}
+
+impl<D: Device> Drop for Told<'_, D> {
+    fn drop(&mut self) {
+        if self.begun {
+            self.device.tell(Event::WaitEnds);
+        }
+    }
+}
 
 impl Pool {
     /// Polls for grace: briefly in any case, longer if more memory waits than
@@ -30,6 +60,7 @@ impl Pool {
         };
         let mut seen = self.grace.completed();
         let mut long = false;
+        let mut told = Told::new(device);
         let mut found = None;
         let mut refused = 0;
         for round in 0.. {
@@ -71,6 +102,7 @@ impl Pool {
                     break;
                 }
                 long = true;
+                told.begin();
                 self.inflight.throttle();
             }
             if refused >= policy::REFUSALS {
@@ -121,6 +153,7 @@ impl Pool {
     ) -> bool {
         self.flush();
         let (start, stamp) = (device.now(), self.grace.stamp());
+        let mut told = Told::new(device);
         let mut refused = 0;
         for round in 0.. {
             let completed = self.grace.completed();
@@ -153,6 +186,7 @@ impl Pool {
                 }
                 return false;
             }
+            told.begin();
             device.pause(round);
         }
         false

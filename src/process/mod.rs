@@ -16,6 +16,7 @@ pub mod trace;
 
 use crate::config::{Changeable, Config, Control, Mode, Warning};
 use crate::cuda::above;
+use crate::nvtx;
 use crate::pool::stats::Shown;
 use crate::pool::sync::Apart;
 use std::ffi::OsString;
@@ -154,7 +155,7 @@ pub fn driver_arrived() -> bool {
         ended: page::ended,
         attend: mailbox::attend,
     });
-    trace::start(config.trace.as_ref());
+    trace::start(config.trace.as_ref(), config.trace_stacks);
     std::panic::set_hook(Box::new(|panic| {
         // A fault of the library; `shielded` decides what follows.
         log::error!("internal fault, please report it: {panic}");
@@ -191,6 +192,7 @@ pub fn prepare_for_exit() {
         unsafe { libc::atexit(at_exit) };
         shielded(|| {
             page::open();
+            nvtx::start(config().nvtx);
             helper::start();
         });
     }

@@ -12,6 +12,7 @@
 
 mod lane;
 mod sites;
+mod stacks;
 
 use crate::config::PathTemplate;
 use crate::trace::{Call, End, Header, VERSION, end, header};
@@ -63,8 +64,9 @@ pub fn now_ns() -> u64 {
 }
 
 /// The driver has arrived: opens the file, if one is wanted. A file that cannot
-/// be written gives one warning, and there is no trace.
-pub fn start(wanted: Option<&PathTemplate>) {
+/// be written gives one warning, and there is no trace. `stacks`: the stack of
+/// each call is recorded too.
+pub fn start(wanted: Option<&PathTemplate>, stacks: bool) {
     let Some(template) = wanted.filter(|_| START.get().is_none()) else {
         return;
     };
@@ -78,6 +80,7 @@ pub fn start(wanted: Option<&PathTemplate>) {
     }
     // SAFETY: the handler is valid for the life of the process.
     unsafe { __cxa_at_quick_exit(at_quick_exit, std::ptr::null_mut()) };
+    stacks::WANTED.store(stacks, Ordering::Relaxed);
     ON.store(true, Ordering::Release);
 }
 
@@ -155,6 +158,7 @@ pub fn record(mut call: Call) {
     }
     let done = guarded(|| {
         sites::tell(call.site);
+        call.stack = stacks::here(call.site);
         lane::push(call, LATE.load(Ordering::Relaxed));
         CALLS.fetch_add(1, Ordering::Relaxed);
     });

@@ -2,7 +2,7 @@
 
 use super::encode::Last;
 use super::varint::{take, take_step};
-use super::{Call, End, Header, MAGIC, Memory, Object, Place, VERSION, chunk, flag};
+use super::{Call, End, Header, MAGIC, Memory, Object, Place, Stack, VERSION, chunk, flag};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -37,6 +37,8 @@ pub enum Item {
     Call(Call),
     /// An object that was mapped.
     Object(Object),
+    /// A stack on which calls were made.
+    Stack(Stack),
     /// The process ended normally. Calls of late exit handlers may follow.
     End(End),
 }
@@ -66,6 +68,11 @@ enum State<'a> {
         cut: bool,
     },
     Objects {
+        body: &'a [u8],
+        left: u64,
+        cut: bool,
+    },
+    Stacks {
         body: &'a [u8],
         left: u64,
         cut: bool,
@@ -193,6 +200,13 @@ impl<'a> Reader<'a> {
                 }
                 None => "a chunk of objects has a damaged beginning",
             },
+            chunk::STACKS => match take(&mut body) {
+                Some(left) => {
+                    self.chunk = State::Stacks { body, left, cut };
+                    return Some(Ok(None));
+                }
+                None => "a chunk of stacks has a damaged beginning",
+            },
             chunk::END => {
                 let mut parse = || {
                     let calls = take(&mut body)?;
@@ -260,6 +274,21 @@ impl Iterator for Reader<'_> {
                         None => return Some(Err(self.fail(at, "an object's record is damaged"))),
                     }
                 }
+                State::Stacks { body, left, cut } => {
+                    if *left == 0 {
+                        self.chunk = State::Between;
+                        continue;
+                    }
+                    let at: &[u8] = body;
+                    match stack(body) {
+                        Some(stack) => {
+                            *left -= 1;
+                            return Some(Ok(Item::Stack(stack)));
+                        }
+                        None if *cut => self.chunk = State::Between,
+                        None => return Some(Err(self.fail(at, "a stack's record is damaged"))),
+                    }
+                }
                 State::Between => match self.next_chunk()? {
                     Ok(None) => {}
                     Ok(Some(item)) => return Some(Ok(item)),
@@ -301,6 +330,10 @@ fn call(mut record: &[u8], thread: u32, last: &mut Last) -> Option<Call> {
     if flags & flag::SITE != 0 {
         last.site = take_step(&mut record, last.site)?;
     }
+    let stack = match flags & flag::STACK {
+        0 => 0,
+        _ => u32::try_from(take(&mut record)?).ok()?,
+    };
     last.at_ns = at_ns;
     last.address = address;
     Some(Call {
@@ -316,7 +349,20 @@ fn call(mut record: &[u8], thread: u32, last: &mut Last) -> Option<Call> {
         place: last.place,
         stream,
         site: last.site,
+        stack,
     })
+}
+
+fn stack(body: &mut &[u8]) -> Option<Stack> {
+    let number = u32::try_from(take(body)?).ok()?;
+    let depth = take(body)?;
+    let (mut frames, mut last) = (Vec::new(), 0);
+    // A damaged depth ends where the bytes do.
+    for _ in 0..depth {
+        last = take_step(body, last)?;
+        frames.push(last);
+    }
+    Some(Stack { number, frames })
 }
 
 fn object(body: &mut &[u8]) -> Option<Object> {
@@ -351,6 +397,8 @@ pub struct Trace {
     pub threads: BTreeMap<u32, u32>,
     /// The objects, for [`Call::site`].
     pub objects: Vec<Object>,
+    /// The return addresses of the stacks, by [`Call::stack`].
+    pub stacks: BTreeMap<u32, Vec<u64>>,
     /// `None` if the process did not end normally.
     pub end: Option<End>,
     /// The file ends inside a chunk.
@@ -372,6 +420,9 @@ impl Trace {
                 }
                 Item::Call(call) => trace.calls.push(call),
                 Item::Object(object) => trace.objects.push(object),
+                Item::Stack(stack) => {
+                    trace.stacks.insert(stack.number, stack.frames);
+                }
                 Item::End(end) => trace.end = Some(end),
             }
         }

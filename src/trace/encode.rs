@@ -1,7 +1,7 @@
 //! Calls and objects as bytes.
 
 use super::varint::{put, put_step};
-use super::{Call, End, Header, MAGIC, Object, Place, chunk, flag};
+use super::{Call, End, Header, MAGIC, Object, Place, Stack, chunk, flag};
 
 /// Bytes before the body of a chunk: its kind, and the body's length.
 const CHUNK_HEADER: usize = 5;
@@ -47,6 +47,25 @@ pub fn objects(objects: &[Object]) -> Vec<u8> {
         put(&mut out, object.end.wrapping_sub(object.start));
         put_step(&mut out, object.start, object.base);
         put_text(&mut out, &object.path);
+    }
+    close(&mut out);
+    out
+}
+
+/// A chunk with these stacks.
+#[must_use]
+pub fn stacks(stacks: &[Stack]) -> Vec<u8> {
+    let mut out = Vec::new();
+    begin(&mut out, chunk::STACKS);
+    put(&mut out, stacks.len() as u64);
+    for stack in stacks {
+        put(&mut out, u64::from(stack.number));
+        put(&mut out, stack.frames.len() as u64);
+        let mut last = 0;
+        for frame in &stack.frames {
+            put_step(&mut out, last, *frame);
+            last = *frame;
+        }
     }
     close(&mut out);
     out
@@ -124,7 +143,8 @@ impl Chunk {
             | when(call.result != 0, flag::FAILED)
             | when(call.place != last.place, flag::PLACE)
             | when(call.stream.is_some(), flag::STREAM)
-            | when(call.site != last.site, flag::SITE);
+            | when(call.site != last.site, flag::SITE)
+            | when(call.stack != 0, flag::STACK);
         let length_at = out.len();
         out.push(0);
         out.push(call.memory.code() << 1 | u8::from(call.is_free));
@@ -152,7 +172,10 @@ impl Chunk {
         if flags & flag::SITE != 0 {
             put_step(out, last.site, call.site);
         }
-        // Ten numbers at most, so that one byte is enough.
+        if call.stack != 0 {
+            put(out, u64::from(call.stack));
+        }
+        // Eleven numbers at most, so that one byte is enough.
         out[length_at] = (out.len() - length_at - 1) as u8;
         *last = Last {
             at_ns: call.at_ns,

@@ -7,7 +7,7 @@ mod encode;
 mod varint;
 
 pub use decode::{Error, Item, Reader, Trace};
-pub use encode::{Chunk, end, header, objects};
+pub use encode::{Chunk, end, header, objects, stacks};
 
 /// First bytes of every trace.
 pub const MAGIC: [u8; 8] = *b"GPUTRACE";
@@ -24,6 +24,8 @@ pub(crate) mod chunk {
     pub const OBJECTS: u8 = 2;
     /// The process ends.
     pub const END: u8 = 3;
+    /// Stacks, for calls.
+    pub const STACKS: u8 = 4;
 }
 
 /// Bits of a record's flags.
@@ -38,6 +40,8 @@ pub(crate) mod flag {
     pub const STREAM: u8 = 8;
     /// Another call site than in the record before follows.
     pub const SITE: u8 = 16;
+    /// The number of a stack follows.
+    pub const STACK: u8 = 32;
 }
 
 /// The beginning of a trace.
@@ -132,6 +136,8 @@ pub struct Call {
     pub stream: Option<u64>,
     /// Return address of the program's call; 0 where it is not known.
     pub site: u64,
+    /// Number of the stack on which it was made; 0 where none was recorded.
+    pub stack: u32,
 }
 
 impl Call {
@@ -160,6 +166,15 @@ pub struct Object {
     pub base: u64,
     /// The file's path; empty where the code is of no file.
     pub path: String,
+}
+
+/// The stack of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Return addresses, the program's call first.
+    pub frames: Vec<u64>,
 }
 
 /// What the last chunk of a process that ended normally says.

@@ -18,7 +18,21 @@ fn call(number: u64) -> Call {
         }),
         stream: (mixed & 4096 != 0).then_some(mixed),
         site: mixed >> (mixed & 63),
+        stack: if mixed & 8192 != 0 { mixed as u32 } else { 0 },
     }
+}
+
+fn tall() -> Vec<Stack> {
+    vec![
+        Stack {
+            number: 1,
+            frames: vec![0x7F00_0000_1234, 0x5555_0000_0001, 0x7F00_0000_1238],
+        },
+        Stack {
+            number: 700,
+            frames: Vec::new(),
+        },
+    ]
 }
 
 /// A trace, the length of its header, its calls and objects.
@@ -47,6 +61,7 @@ fn sample() -> (Vec<u8>, usize, Vec<Call>, Vec<Object>) {
         },
     ];
     bytes.extend(objects(&places));
+    bytes.extend(stacks(&tall()));
     let calls: Vec<Call> = (0..500).map(call).collect();
     let mut chunk = Chunk::with_capacity(100);
     for piece in calls.chunks(170) {
@@ -74,6 +89,7 @@ fn what_was_written_is_read() {
     let expected: Vec<Item> = places
         .into_iter()
         .map(Item::Object)
+        .chain(tall().into_iter().map(Item::Stack))
         .chain(calls.into_iter().map(Item::Call))
         .chain([Item::End(End {
             calls: 500,

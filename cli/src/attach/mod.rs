@@ -37,6 +37,10 @@ use memory::Memory;
 use patch::{Done, Goal, patch};
 use target::Target;
 
+pub const DETACH_EXAMPLES: &str = "Examples:
+  gpupool detach 4711
+  gpupool attach 4711     # and back again";
+
 pub const EXAMPLES: &str = "VAR is a name from `gpupool env`, with or without GPUPOOL_.
 
 Examples:

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::path::Path;
 
 use gpupool::pool::stats::bytes;
 use gpupool::process::summary::{thousands, time};
@@ -191,8 +192,8 @@ impl Observation {
         }
     }
 
-    /// The report for people.
-    pub fn text(&self, command: &[OsString]) -> String {
+    /// The report for people. `library`: where it lies.
+    pub fn text(&self, command: &[OsString], library: &Path) -> String {
         let mut text = String::new();
         let all = self.all();
         // Writing to a String cannot fail.
@@ -200,13 +201,13 @@ impl Observation {
             let seconds = (self.span_ns as f64 / 1e9).max(1e-9);
             let _ = writeln!(
                 text,
-                "gpupool: {} allocations and {} frees in {} ({:.0} calls a second), by {} threads of {} processes; {} live at most{}",
+                "gpupool: {} allocations and {} frees in {} ({} calls a second), by {} of {}; {} live at most{}",
                 thousands(all.allocs),
                 thousands(all.frees),
                 time(self.span_ns),
-                (all.allocs + all.frees) as f64 / seconds,
-                thousands(self.threads),
-                thousands(self.processes),
+                thousands(((all.allocs + all.frees) as f64 / seconds).round() as u64),
+                counted(self.threads, "thread", "threads"),
+                counted(self.processes, "process", "processes"),
                 bytes(self.peak),
                 match self.failed {
                     0 => String::new(),
@@ -216,11 +217,11 @@ impl Observation {
             let _ = writeln!(
                 text,
                 "{:>12} {:>12} {:>12} {:>12} {:>12}",
-                "up to", "allocations", "inside", "frees", "inside"
+                "sizes up to", "allocations", "time inside", "frees", "time inside"
             );
             for (size, class) in &self.classes {
                 let size = if *size == 0 {
-                    String::from("unknown")
+                    String::from("not known")
                 } else {
                     bytes(*size)
                 };
@@ -261,6 +262,17 @@ impl Observation {
         }
         let _ = writeln!(text, "gpupool: {}.", self.sentence());
         let _ = writeln!(text, "gpupool: next: {}", self.next(command));
+        if matches!(self.verdict(), Verdict::Perhaps | Verdict::Much) {
+            text.push_str(
+                "gpupool: compare its own time with and without. A free no longer waits for the \
+                 GPU: a program that counts on that needs --set FREE=strict\n",
+            );
+            let _ = writeln!(
+                text,
+                "gpupool: to keep it, without this command: LD_PRELOAD={}",
+                quoted(&library.as_os_str().to_owned())
+            );
+        }
         text
     }
 
@@ -305,6 +317,14 @@ impl Observation {
             "sentence": self.sentence(),
             "next": self.next(command),
         })
+    }
+}
+
+/// A number and what is counted.
+fn counted(count: u64, one: &str, more: &str) -> String {
+    match count {
+        1 => format!("one {one}"),
+        _ => format!("{} {more}", thousands(count)),
     }
 }
 
@@ -378,14 +398,22 @@ mod tests {
     fn the_report_names_the_next_command() {
         let command = [OsString::from("./my app"), OsString::from("--batch=8")];
         let seen = Observation::of(&[process(10_000, 25_000, 25_000, SECOND)]);
-        let text = seen.text(&command);
+        let text = seen.text(&command, Path::new("/lib/x.so"));
         assert!(
             text.contains("next: gpupool run -- './my app' --batch=8\n"),
             "{text}"
         );
         assert!(text.contains("Worth it"), "{text}");
         assert!(text.contains("10,000 allocations"), "{text}");
-        let nothing = Observation::of(&[]).text(&command);
+        for part in [
+            "LD_PRELOAD=/lib/x.so\n",
+            "FREE=strict",
+            "by one thread of one process;",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let nothing = Observation::of(&[]).text(&command, Path::new("/lib/x.so"));
         assert!(nothing.contains("Nothing to gain"), "{nothing}");
+        assert!(!nothing.contains("LD_PRELOAD"), "{nothing}");
     }
 }

@@ -76,7 +76,15 @@ pub fn read(path: &Path) -> Result<Input, Error> {
 
 /// A file's bytes, unpacked; at least one.
 pub fn load(path: &Path) -> Result<Vec<u8>, Error> {
-    let mut bytes = std::fs::read(path).map_err(|error| Error::File(error.to_string()))?;
+    let mut bytes = std::fs::read(path).map_err(|error| {
+        let cure = match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                "; `gpupool run --set TRACE=FILE -- CMD` records a trace"
+            }
+            _ => "",
+        };
+        Error::File(format!("{error}{cure}"))
+    })?;
     if bytes.starts_with(&XZ) {
         let mut plain = Vec::new();
         XzReader::new(&bytes[..], true)
@@ -252,6 +260,7 @@ mod tests {
             place: place(1),
             stream: None,
             site: 0,
+            stack: 0,
         };
         let mut bytes = header(&Header::default());
         let mut chunk = Chunk::default();

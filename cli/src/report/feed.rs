@@ -2,7 +2,7 @@
 //! the file is decoded twice, the second time with a reader for each thread.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use gpupool::trace::{Call, End, Item, MAGIC, Memory, Object, Reader};
 
@@ -36,8 +36,12 @@ pub struct Outline<'a> {
     pub library: String,
     /// The system's numbers of the threads, by the trace's; 0 where not known.
     pub threads: BTreeMap<u32, u32>,
+    /// Time 0 of the trace in nanoseconds since 1970; 0 for a table.
+    pub started_unix_ns: u64,
     /// The objects of the call sites.
     pub objects: Vec<Object>,
+    /// The recorded stacks, by number: return addresses, the innermost first.
+    pub stacks: HashMap<u32, Vec<u64>>,
     /// What the process said at its end.
     pub end: Option<End>,
     /// The file ends inside a chunk.
@@ -65,6 +69,7 @@ impl<'a> Outline<'a> {
         let mut outline = Self {
             pid: Some(reader.header().pid),
             library: reader.header().library.clone(),
+            started_unix_ns: reader.header().started_unix_ns,
             ..Self::default()
         };
         let mut pieces: BTreeMap<u32, VecDeque<Reader<'a>>> = BTreeMap::new();
@@ -80,6 +85,9 @@ impl<'a> Outline<'a> {
                     outline.last_ns = outline.last_ns.max(ended);
                 }
                 Item::Object(object) => outline.objects.push(object),
+                Item::Stack(stack) => {
+                    outline.stacks.insert(stack.number, stack.frames);
+                }
                 Item::End(end) => outline.end = Some(end),
             }
         }
@@ -164,13 +172,14 @@ fn of_event(event: &Event) -> Call {
         place: None,
         stream: None,
         site: 0,
+        stack: 0,
     }
 }
 
 /// What the program holds, by the calls so far.
 #[derive(Default)]
 pub struct Live {
-    blocks: std::collections::HashMap<u64, Block>,
+    blocks: HashMap<u64, Block>,
     /// Bytes of device memory.
     pub device: u64,
     /// Bytes of managed and stream-ordered memory.

@@ -10,6 +10,7 @@ use gpupool::trace::Memory;
 use super::chart::{BLUE, BROWN, Series, bar, over_time};
 use super::feed::Outline;
 use super::figures::{Bin, Figures, Tally};
+use super::names::Names;
 
 const STYLE: &str = include_str!("page.css");
 /// Rows of a table that can have any number; the rest is summed up in one.
@@ -26,6 +27,7 @@ pub fn page(path: &Path, outline: &Outline<'_>, figures: &Figures) -> String {
          <h1>GPU memory of {name}</h1>\n"
     );
     heading(&mut out, outline, figures);
+    key_figures(&mut out, outline, figures);
     out.push_str("<h2>What the program needs</h2>\n");
     needs(&mut out, outline, figures);
     out.push_str("<h2>Memory over time</h2>\n");
@@ -43,6 +45,11 @@ pub fn page(path: &Path, outline: &Outline<'_>, figures: &Figures) -> String {
         out.push_str("<h2>Call sites</h2>\n");
         sites(&mut out, outline, figures);
     }
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(
+        out,
+        "<footer>Made by <code>gpupool report</code> {version}. Sizes in powers of 1024.</footer>"
+    );
     out.push_str("</body>\n</html>\n");
     out
 }
@@ -77,6 +84,25 @@ fn heading(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
              may be missing.</p>\n",
         );
     }
+}
+
+/// The figures that one looks for first.
+fn key_figures(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
+    let mut all = vec![
+        ("peak of live device memory", bytes(figures.peak.0)),
+        ("allocations", thousands(figures.all.allocs)),
+        ("asked for in all", bytes(figures.all.bytes)),
+    ];
+    if outline.pid.is_some() {
+        let share = 100.0 * figures.pooled as f64 / figures.all.calls().max(1) as f64;
+        all.push(("inside these calls", time(figures.all.ns)));
+        all.push(("of the calls served by the pool", format!("{share:.1}%")));
+    }
+    out.push_str("<ul class=\"key-figures\">\n");
+    for (what, value) in all {
+        let _ = writeln!(out, "<li><b>{value}</b> {what}</li>");
+    }
+    out.push_str("</ul>\n");
 }
 
 fn needs(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
@@ -131,6 +157,7 @@ fn memory(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
         name,
         class,
         colour: if class == "a" { BLUE } else { BROWN },
+        has_band: true,
         points: figures
             .bins
             .iter()
@@ -145,7 +172,7 @@ fn memory(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
             |bin| bin.other,
         ));
     }
-    out.push_str(&over_time(&all, outline.last_ns, |value| {
+    out.push_str(&over_time(&all, outline.last_ns, true, |value| {
         bytes(value as u64)
     }));
     let _ = writeln!(
@@ -160,6 +187,7 @@ fn rates(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
         name,
         class,
         colour: if class == "a" { BLUE } else { BROWN },
+        has_band: false,
         points: figures
             .bins
             .iter()
@@ -170,7 +198,7 @@ fn rates(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
         series("allocations", "a", |bin| bin.allocs),
         series("frees", "b", |bin| bin.frees),
     ];
-    out.push_str(&over_time(&all, outline.last_ns, |value| {
+    out.push_str(&over_time(&all, outline.last_ns, false, |value| {
         thousands(value.round() as u64)
     }));
 }
@@ -178,11 +206,30 @@ fn rates(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
 fn sizes(out: &mut String, figures: &Figures) {
     let most_calls = figures.sizes.values().map(|t| t.allocs).max().unwrap_or(0);
     let most_bytes = figures.sizes.values().map(|t| t.bytes).max().unwrap_or(0);
-    begin(out, &["size", "allocations", "", "bytes", ""]);
+    begin(out, "sizes", &["size", "allocations", "", "bytes", ""]);
     let powers = figures.sizes.keys();
     let range = powers.clone().min().zip(powers.max());
+    let mut empty = 0;
     for power in range.map(|(&low, &high)| low..=high).into_iter().flatten() {
-        let tally = figures.sizes.get(&power).copied().unwrap_or_default();
+        let Some(tally) = figures.sizes.get(&power) else {
+            // One row says that there is nothing in between.
+            empty += 1;
+            if empty == 1 {
+                let nothing = String::new;
+                row(
+                    out,
+                    &[
+                        String::from("…"),
+                        nothing(),
+                        nothing(),
+                        nothing(),
+                        nothing(),
+                    ],
+                );
+            }
+            continue;
+        };
+        empty = 0;
         let above = 1u64.checked_shl(power + 1).filter(|&above| above != 0);
         let label = match above {
             Some(above) => format!("{} to below {}", bytes(1 << power), bytes(above)),
@@ -232,7 +279,7 @@ fn tallies(out: &mut String, what: &str, rows: Vec<(String, Tally)>, all: &Tally
         "time inside",
     ];
     let columns = if times { 8 } else { 7 };
-    begin(out, &all_columns[..columns]);
+    begin(out, "tally", &all_columns[..columns]);
     let more = rows.len().saturating_sub(MOST_ROWS);
     let mut rest = Tally::default();
     for (at, (name, tally)) in rows.into_iter().enumerate() {
@@ -280,18 +327,44 @@ fn threads(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
 fn sites(out: &mut String, outline: &Outline<'_>, figures: &Figures) {
     let mut rows: Vec<_> = figures.sites.iter().collect();
     rows.sort_by_key(|(site, tally)| (std::cmp::Reverse(tally.calls()), **site));
-    let rows = rows
-        .into_iter()
-        .map(|(&site, tally)| (escape(&outline.site(site)), *tally));
+    let mut names = Names::of(outline);
+    // Only those that are shown are looked up: it can take a while.
+    let rows = rows.into_iter().enumerate().map(|(at, (&site, tally))| {
+        let address = escape(&outline.site(site));
+        if at >= MOST_ROWS {
+            return (address, *tally);
+        }
+        let place = names.place(site);
+        if place.functions.is_empty() {
+            return (address, *tally);
+        }
+        let function = escape(&place.functions.join(" in "));
+        // In full where the pointer rests.
+        let name = match place.line.is_empty() {
+            true => format!("<b>{function}</b><br/>{address}"),
+            false => format!(
+                "<b>{function}</b><br/><span title=\"{}, {address}\">{}</span>",
+                escape(&place.line),
+                escape(place.line.rsplit('/').next().unwrap_or_default()),
+            ),
+        };
+        (name, *tally)
+    });
     tallies(out, "call site", rows.collect(), &figures.all, true);
     out.push_str(
-        "<p class=\"note\">Object and offset, as <code>addr2line -e OBJECT OFFSET</code> takes \
+        "<p class=\"note\">Function and line where the files tell them (<i>f in g</i>: f became part \
+         of g), else object and offset, as <code>addr2line -e OBJECT OFFSET</code> takes \
          them.</p>\n",
     );
 }
 
-fn begin(out: &mut String, columns: &[&str]) {
-    out.push_str("<div class=\"wide\"><table>\n<thead><tr>");
+/// Begins a table; by its class the style sheet knows which columns a phone has
+/// no room for.
+fn begin(out: &mut String, class: &str, columns: &[&str]) {
+    let _ = write!(
+        out,
+        "<div class=\"wide\"><table class=\"{class}\">\n<thead><tr>"
+    );
     for column in columns {
         let _ = write!(out, "<th>{column}</th>");
     }

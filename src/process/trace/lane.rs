@@ -148,6 +148,7 @@ extern "C" fn thread_ends(value: *mut c_void) {
         super::guarded(|| {
             write(&mut lock(&lane.0).chunk);
             lock(&LANES).vacant.push(lane);
+            super::stacks::thread_ends();
         });
     });
 }
