@@ -123,7 +123,9 @@ fn a_run_ends_with_a_summary_unless_it_is_quiet() {
         lines[0].starts_with("gpupool[") && lines[0].contains("served without the driver"),
         "{outcome:?}"
     );
-    assert!(lines.len() <= 2, "{outcome:?}");
+    // One about waits, and one about the counter in pinned memory.
+    assert!(lines.len() <= 3, "{outcome:?}");
+    assert!(lines.iter().any(|line| line.contains("pinned memory: 1 ")));
     let quiet = on_simulated_driver(&["run", "--quiet", "--", &churn, "500"])
         .run()
         .expect_success();

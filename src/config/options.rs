@@ -156,7 +156,7 @@ pub static OPTIONS: &[Opt] = &[
         "record the stack of each call in the trace too, for `gpupool report --flamegraph`"),
     option!("STATS" => stats, default "off", since V0_1,
         accepts "off, summary, stderr or a file's path, with a / or a . in it (%p is the process id)",
-        "counters at exit: all of them to `stderr`, a `summary` of a line or two there, or to a file (`%p` = process id), as JSON if it ends in .json"),
+        "counters at exit: all of them to `stderr`, a `summary` of a few lines there, or to a file (`%p` = process id), as JSON if it ends in .json"),
     option!("LOG" => log, default "warn", since V0_1,
         accepts "off, error, warn, info, debug or trace, or directives such as gpupool::pool=debug with commas between",
         "what is logged to stderr: an env_logger filter"),

@@ -171,7 +171,7 @@ pub enum Stats {
     Off,
     /// Text, to stderr.
     Stderr,
-    /// A line or two for people, to stderr.
+    /// A few lines for people, to stderr.
     Summary,
     /// To a file: JSON where the name ends in `.json`, else text.
     File(PathTemplate),

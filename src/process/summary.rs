@@ -1,4 +1,4 @@
-//! GPUPOOL_STATS=summary: what the pool did for a program, in a line or two.
+//! GPUPOOL_STATS=summary: what the pool did for a program, in a few lines.
 
 use super::snapshot::Snapshot;
 use crate::config::Mode;
