@@ -171,6 +171,8 @@ macro_rules! programs {
 }
 
 programs! {
+    fiber_shared: "fiber" "shared";
+    fiber_static: "fiber" "static";
     cross_stream_shared: "cross_stream" "shared";
     cross_stream_static: "cross_stream" "static";
     free_then_copy_shared: "free_then_copy" "shared";
