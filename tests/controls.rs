@@ -111,13 +111,13 @@ fn calls_after_the_end_are_noticed() {
 }
 
 // covers: checkpoints
-/// What a checkpoint has to copy: without the pool 4 MiB and what another thread holds just then.
+/// What a checkpoint has to copy: without the pool 4 MiB.
 #[test]
 fn idle_memory_in_a_checkpoint_is_noticed() {
     let folder = Folder::new("checkpoint");
     let copied = |off| {
         let file = folder.path().join("report");
-        let outcome = controlled("checkpoint", "shared", &[], off)
+        let outcome = controlled("checkpoint", "shared", &["alone"], off)
             .env("GPUPOOL_WAIT", "20s")
             .env("SIMCUDA_REPORT", &file)
             .run();
@@ -127,7 +127,7 @@ fn idle_memory_in_a_checkpoint_is_noticed() {
         let line: serde_json::Value = serde_json::from_str(text.trim()).expect("one line");
         line["checkpointed_bytes"].as_u64().expect("a number") >> 20
     };
-    // Three checkpoints, with 128 MiB freed before each.
+    // Three checkpoints, with 128 MiB freed before each; a segment or two are left.
     let (with, without) = (copied(None), copied(Some("GPUPOOL_TEST_NO_CHECKPOINT")));
     assert!(with < 100, "{with} MiB were copied");
     assert!(without > 300, "only {without} MiB were copied");

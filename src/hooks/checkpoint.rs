@@ -9,11 +9,16 @@
 
 use crate::config::Control;
 use crate::cuda::abi::CUresult;
-use crate::cuda::{capture, context};
+use crate::cuda::capture;
+use crate::cuda::context::{self, Context};
 use crate::process::{self, shielded};
+use std::time::{Duration, Instant};
 
-/// cuCheckpointProcessLock. Waits for grace at most GPUPOOL_WAIT a context,
-/// while the lock itself waits for all of the GPU's work.
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// cuCheckpointProcessLock. Waits for the GPU at most twice GPUPOOL_WAIT a context, while the
+/// lock itself waits for all of its work.
 pub fn begins(process: i32, call: impl FnOnce() -> CUresult) -> CUresult {
     let own = i64::from(process) == i64::from(std::process::id());
     if own
@@ -25,10 +30,24 @@ pub fn begins(process: i32, call: impl FnOnce() -> CUresult) -> CUresult {
             let given: u64 = context::all()
                 .into_iter()
                 .filter(|context| context.serves())
-                .map(|context| context.pool.trim(&context))
+                .map(empty)
                 .sum();
             log::info!("gave {given} bytes back before a checkpoint");
         });
     }
     call()
+}
+
+/// Gives back what is empty in the pool. More often than once, as the GPU may
+/// be busy at first, and other threads go on. Returns the bytes.
+fn empty(context: &'static Context) -> u64 {
+    let start = Instant::now();
+    let mut given = 0;
+    loop {
+        given += context.pool.trim(&context);
+        if context.pool.usage().unowned == 0 || start.elapsed() >= process::config().wait {
+            return given;
+        }
+        std::thread::sleep(PAUSE);
+    }
 }

@@ -1,7 +1,7 @@
 // build: shared static
 /* A process checkpoints itself (CUDA 12.8): what it holds has its content afterwards, allocations go
  * on, and a thread that allocates meanwhile waits for the end, as natively.
- *   checkpoint */
+ *   checkpoint [alone]    alone: without that thread */
 #include "kit.h"
 
 enum { LIVE = 4 << 20, BLOCK = 8 << 20, BLOCKS = 16 };
@@ -32,12 +32,14 @@ static void blocks(void)
         kit_free(p[i], BLOCK);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     CHECK(cudaSetDevice(0));
     kit_kernels k = kit_load();
     cudaStream_t s = kit_stream();
     step steps[4];
+    int alone = argc > 1 && !strcmp(argv[1], "alone");
+    pthread_t other = 0;
     for (int i = 0; i < 4; i++) {
         *(void **)&steps[i] = dlsym(kit_driver()->library, names[i]);
         if (!steps[i])
@@ -48,11 +50,13 @@ int main(void)
         blocks();
         /* Work that the lock has to wait for. */
         kit_fill(&k, (CUstream)s, live, LIVE, 0x01010101u * (uint32_t)(round + 1), 5 * MS);
-        pthread_t other = kit_thread(allocate, NULL);
+        if (!alone)
+            other = kit_thread(allocate, NULL);
         for (int i = 0; i < 4; i++)
             printf("round %d %s: %d\n", round, names[i], (int)steps[i]((int)getpid(), NULL));
         __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
-        pthread_join(other, NULL);
+        if (!alone)
+            pthread_join(other, NULL);
         stop = 0;
         CHECK(cudaStreamSynchronize(s));
         printf("round %d wrong bytes %zu\n", round, kit_wrong_bytes(live, LIVE, (unsigned char)(round + 1)));
