@@ -47,8 +47,9 @@ fn the_second_run_makes_no_allocation_on_its_way() {
     let profile: serde_json::Value = serde_json::from_str(&text).unwrap();
     let segments = profile["devices"][0]["segments"].as_array().unwrap();
     let count: u64 = segments.iter().map(|s| s["count"].as_u64().unwrap()).sum();
-    assert_eq!(run(&file), (0, count), "{text}");
-    assert_eq!(run(&file), (0, count), "the same again: {text}");
+    // And one for what may wait at once.
+    assert_eq!(run(&file), (0, count + 1), "{text}");
+    assert_eq!(run(&file), (0, count + 1), "the same again: {text}");
     // What is not needed any more is not kept for ever.
     let mut small = Commanded::start(&[("GPUPOOL_PROFILE", file.to_str().unwrap())]);
     small.tell_all(&["init", "alloc 1000"]);

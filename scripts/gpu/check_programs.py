@@ -11,6 +11,9 @@ from typing import Callable
 import common
 from common import Fail, Skip, compare, expect_ok, hits, run
 
+# A program with hundreds of contexts takes 50 s beside five others.
+RUN_LIMIT = 150
+
 
 @dataclass
 class Check:
@@ -103,8 +106,8 @@ def program_check(row: Row, flavour: str) -> str:
     command = [path, *row.arguments]
     native = None
     if "pooled-only" not in row.rules:
-        native = run(command, cuda_path=True, timeout=60)
-    pooled = run(command, library=common.LIBRARY, env=row.pool, cuda_path=True, timeout=60)
+        native = run(command, cuda_path=True, timeout=RUN_LIMIT)
+    pooled = run(command, library=common.LIBRARY, env=row.pool, cuda_path=True, timeout=RUN_LIMIT)
     if native is None:
         expect_ok(pooled, "the program")
     else:

@@ -110,7 +110,9 @@ def run(command, *, library: Path | None = None, env: dict[str, str] | None = No
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        why = Fail(f"hangs: not ended after {timeout:.0f} s; last: {(err or out).strip()[-200:]}")
+        side = "with" if library else "without"
+        why = Fail(f"{side} the library it hangs: not ended after {timeout:.0f} s; last: "
+                   f"{(err or out).strip()[-200:]}")
         why.hangs, why.out = True, out
         raise why from None
     result = Result(process.returncode, out, err)

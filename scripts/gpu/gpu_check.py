@@ -27,7 +27,7 @@ import check_tools
 # Checks of these groups run in this order: many at a time, one at a time (those that fill the
 # device), and last, alone, those that measure.
 GROUPS = ("together", "alone", "speed")
-AT_A_TIME = max(2, min(14, (os.cpu_count() or 6) - 2))
+AT_A_TIME = max(2, min(8, (os.cpu_count() or 6) - 2))
 
 
 @dataclass

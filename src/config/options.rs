@@ -147,7 +147,7 @@ pub static OPTIONS: &[Opt] = &[
         "find overruns and use after free, for debugging: writes behind a block's end, or to it after its free, are reported on stderr with the places that allocated and freed it; a free then waits for earlier work"),
     option!("PROFILE" => profile, default "", since V0_1,
         accepts "a file's path, with a / or a . in it (%p is the process id)",
-        "a file: read at a device's first use to reserve what the last run needed, written at exit"),
+        "a file: read at a device's first use to reserve what the last run needed and an eighth more, written at exit"),
     option!("TRACE" => trace, default "", since V0_1,
         accepts "a file's path, with a / or a . in it (%p is the process id)",
         "a file (`%p` = process id) that takes a record of every allocation and free, for `gpupool replay`"),

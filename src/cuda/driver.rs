@@ -137,6 +137,7 @@ driver_functions! {
     cuMemFree_v2(address: CUdeviceptr);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr);
+    cuMemGetAccess(flags: *mut u64, location: *const c_void, address: CUdeviceptr);
     cuPointerGetAttribute(data: *mut c_void, attribute: i32, address: CUdeviceptr);
     cuPointerGetAttributes(count: u32, attributes: *mut i32, data: *mut *mut c_void, address: CUdeviceptr);
     cuPointerSetAttribute(data: *const c_void, attribute: i32, address: CUdeviceptr);

@@ -112,6 +112,8 @@ entries! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);
     cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) =>
         query::address_range(base, size, address);
+    cuMemGetAccess(flags: *mut u64, location: *const c_void, address: CUdeviceptr) =>
+        query::access(flags, location, address);
     cuPointerGetAttribute(data: *mut c_void, attribute: i32, address: CUdeviceptr) =>
         query::attribute(data, attribute, address);
     cuPointerGetAttributes(count: u32, attributes: *mut i32, data: *mut *mut c_void, address: CUdeviceptr) =>

@@ -115,6 +115,13 @@ pub unsafe fn memory_info(free: *mut usize, total: *mut usize) -> CUresult {
     result
 }
 
+/// cuMemGetAccess: the driver would answer for the segment, also where no block
+/// lives in it.
+pub unsafe fn access(flags: *mut u64, location: *const c_void, address: CUdeviceptr) -> CUresult {
+    // SAFETY: the program's arguments, but for the address.
+    unsafe { real::cuMemGetAccess(flags, location, whose(address).ask(address)) }
+}
+
 /// cuMemGetAddressRange.
 pub unsafe fn address_range(
     base: *mut CUdeviceptr,

@@ -48,6 +48,7 @@ pub fn rows() -> Vec<Row> {
         required cuMemFreeAsync_ptsz
         required cuMemGetInfo_v2
         required cuMemGetAddressRange_v2
+        optional cuMemGetAccess
         required cuPointerGetAttribute
         required cuPointerGetAttributes
         required cuPointerSetAttribute

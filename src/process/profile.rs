@@ -6,7 +6,7 @@
 use super::config;
 use crate::cuda::context::{self, Context};
 use crate::pool::profile::Need;
-use crate::pool::size_class::Kind;
+use crate::pool::size_class::{Kind, PAGE};
 use crate::pool::stats::bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -15,6 +15,15 @@ use std::sync::OnceLock;
 
 /// Version of the file's format.
 const FORMAT: u64 = 1;
+/// One part in so many is taken on top, of a run that needed at least so many
+/// bytes: how much waits for the GPU at once differs from run to run (inference
+/// on an H200: two driver allocations in the second run without it).
+const MARGIN: u64 = 8;
+/// See [`MARGIN`].
+const MARGIN_FROM: u64 = 64 << 20;
+/// See [`MARGIN`]: below the size of dedicated segments, in bytes.
+const MARGIN_MOST: u64 = 2 << 30;
+
 /// More segments than a run can need; a larger number is a mistake in the file.
 const MOST: u64 = 1 << 20;
 
@@ -67,8 +76,14 @@ pub fn reserve(context: &'static Context) {
     let Some(needs) = profile.get(&context.device) else {
         return;
     };
+    let mut needs = needs.clone();
+    let sum: u64 = needs.iter().map(|(_, size)| size).sum();
+    if sum >= MARGIN_FROM {
+        let margin = (sum / MARGIN).next_multiple_of(PAGE).min(MARGIN_MOST);
+        needs.push((Kind::Large, margin));
+    }
     let wanted: u64 = needs.iter().map(|(_, size)| size).sum();
-    let taken = context.pool.reserve_all(&context, needs);
+    let taken = context.pool.reserve_all(&context, &needs);
     let (taken, wanted) = (bytes(taken), bytes(wanted));
     log::info!(
         "GPUPOOL_PROFILE: device {} gave {taken} of {wanted} in {} segments",

@@ -2,7 +2,7 @@
 //! the rest. Unmapping and releasing do not wait for running kernels, as with
 //! NVIDIA's driver (measured on an H200).
 
-use crate::abi::{AccessDesc, AllocationProp, Answer, code, get, put};
+use crate::abi::{AccessDesc, AllocationProp, Answer, Location, code, get, put};
 use crate::capture;
 use crate::config;
 use crate::entry::spend;
@@ -201,6 +201,18 @@ pub(crate) fn set_access(at: u64, size: u64, desc: *const AccessDesc, count: usi
         }
     }
     Ok(())
+}
+
+/// Answers for memory of any kind that is not freed (seen on an H200).
+pub(crate) fn get_access(flags: *mut u64, location: *const Location, at: u64) -> Answer {
+    const READ_WRITE: u64 = 3;
+    let location = get(location)?;
+    if location.kind != 1 {
+        return Err(code::INVALID_VALUE);
+    }
+    let m = memory::lock();
+    let found = m.find_live(at).ok_or(code::INVALID_VALUE)?;
+    put(flags, if found.accessible { READ_WRITE } else { 0 })
 }
 
 pub(crate) fn granularity(out: *mut usize, prop: *const AllocationProp) -> Answer {

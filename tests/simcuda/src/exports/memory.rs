@@ -1,7 +1,8 @@
 //! Memory: allocation, pointers, pools, VMM, IPC, arrays.
 
 use crate::abi::{
-    AccessDesc, AllocationProp, Answer, Array2D, Array3D, IpcMemHandle, PoolProps, code, get,
+    AccessDesc, AllocationProp, Answer, Array2D, Array3D, IpcMemHandle, Location, PoolProps, code,
+    get,
 };
 use crate::{alloc, copy, ipc, pointer, pools, vmm};
 use std::ffi::c_void;
@@ -66,6 +67,8 @@ super::entries! { ROWS;
     ready "cuMemUnmap" 10020 cuMemUnmap(at: u64, size: u64) => vmm::unmap(at, size);
     ready "cuMemSetAccess" 10020 cuMemSetAccess(at: u64, size: u64, desc: *const AccessDesc, count: usize) =>
         vmm::set_access(at, size, desc, count);
+    ready "cuMemGetAccess" 10020 cuMemGetAccess(flags: Out<u64>, location: *const Location, at: u64) =>
+        vmm::get_access(flags, location, at);
     ready "cuMemGetAllocationGranularity" 10020 cuMemGetAllocationGranularity(out: Out<usize>, prop: *const AllocationProp, _option: u32) =>
         vmm::granularity(out, prop);
 
