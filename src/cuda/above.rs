@@ -1,10 +1,12 @@
 //! What the layer above gives to the contexts and their pools, and is told by
 //! them.
 
+use super::abi::CUdevice;
 use super::context::Context;
-use crate::config::{Config, Control, Inflight, Ipc};
+use super::vmm::Mapped;
+use crate::config::{Backend, Config, Control, Inflight, Ipc};
 use crate::pool::Policy;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 pub(super) static ABOVE: OnceLock<Above> = OnceLock::new();
@@ -36,6 +38,21 @@ pub(super) fn attend(may_wait: bool) {
     }
 }
 
+/// GPUPOOL_BACKEND=vmm on a device of `total` bytes, where its driver can.
+pub(super) fn mapped(config: &Config, device: CUdevice, total: u64) -> Option<Mapped> {
+    if config.backend != Backend::Vmm {
+        return None;
+    }
+    let mapped = Mapped::new(device, total);
+    if let Err(why) = &mapped {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            log::warn!("GPUPOOL_BACKEND=vmm acts as driver on device {device}: {why}");
+        });
+    }
+    mapped.ok()
+}
+
 /// What the options ask of a pool on a device of `total` bytes.
 #[must_use]
 pub fn policy(config: &Config, total: u64) -> Policy {
@@ -52,5 +69,6 @@ pub fn policy(config: &Config, total: u64) -> Policy {
             config.wait
         },
         isolate: config.ipc == Ipc::Isolate,
+        mapped: false,
     }
 }

@@ -12,9 +12,10 @@ use super::entered::{Ending, Entered};
 use super::fence::Fences;
 use super::guard::Guard;
 use super::identity::{id_of, primary_of};
-use crate::pool::Pool;
+use super::vmm::Mapped;
 use crate::pool::segment_map::SegmentMap;
 use crate::pool::sync::Apart;
+use crate::pool::{Policy, Pool};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -50,6 +51,8 @@ pub struct Context {
     pub pool: Pool,
     /// GPUPOOL_GUARD's view of its memory.
     pub guard: Option<Guard>,
+    /// Where its segments are mapped rather than allocated.
+    pub mapped: Option<Mapped>,
     /// Fences of the pool, and spare events of this context.
     pub(super) fences: Fences,
     primary: bool,
@@ -279,7 +282,11 @@ fn register(
     // SAFETY: `total` is valid for a write.
     unsafe { real::cuDeviceTotalMem_v2(&raw mut total, device) };
     let total = total as u64;
-    let policy = above::policy(config, total);
+    let mapped = above::mapped(config, device, total);
+    let policy = Policy {
+        mapped: mapped.is_some(),
+        ..above::policy(config, total)
+    };
     let id = id_of(handle).ok()?;
     let mut result = None;
     changed(|registry| {
@@ -300,6 +307,7 @@ fn register(
             total,
             pool: Pool::new(policy),
             guard: config.guard.then(Guard::default),
+            mapped,
             fences: Fences::default(),
             primary,
             status: AtomicU8::new(status as u8),
@@ -448,6 +456,9 @@ pub fn closing<R>(
             SEGMENTS.remove(base, size, context);
         }
         context.fences.forget();
+        if let Some(mapped) = &context.mapped {
+            mapped.end();
+        }
         if let Some(guard) = &context.guard {
             guard.forget();
         }

@@ -92,6 +92,7 @@ driver_functions! {
     cuDeviceGetCount(count: *mut i32);
     cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevice);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: CUdevice);
 
     cuCtxGetCurrent(context: *mut CUcontext);
     cuCtxPushCurrent_v2(context: CUcontext);
@@ -109,6 +110,8 @@ driver_functions! {
     cuCtxDestroy(context: CUcontext);
     cuCtxDestroy_v2(context: CUcontext);
     cuCtxDetach(context: CUcontext);
+    cuCtxEnablePeerAccess(context: CUcontext, flags: u32);
+    cuCtxDisablePeerAccess(context: CUcontext);
     cuCtxFromGreenCtx(context: *mut CUcontext, green: *mut c_void);
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     cuDevicePrimaryCtxRelease(device: CUdevice);
@@ -133,6 +136,13 @@ driver_functions! {
     cuIpcGetMemHandle(handle: *mut c_void, address: CUdeviceptr);
     cuMemGetHandleForAddressRange(handle: *mut c_void, address: CUdeviceptr, size: usize, kind: i32, flags: u64);
     cuMemCreate(handle: *mut u64, size: usize, properties: *const c_void, flags: u64);
+    cuMemRelease(handle: u64);
+    cuMemAddressReserve(address: *mut CUdeviceptr, size: usize, alignment: usize, wanted: CUdeviceptr, flags: u64);
+    cuMemAddressFree(address: CUdeviceptr, size: usize);
+    cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap(address: CUdeviceptr, size: usize);
+    cuMemSetAccess(address: CUdeviceptr, size: usize, access: *const c_void, count: usize);
+    cuMemGetAllocationGranularity(granularity: *mut usize, properties: *const c_void, option: i32);
     cuArrayCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuArray3DCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32);

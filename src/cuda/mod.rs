@@ -13,5 +13,6 @@ pub mod fill;
 pub mod guard;
 pub mod identity;
 pub mod ipc;
+pub mod vmm;
 
 pub use context::{Context, SEGMENTS};

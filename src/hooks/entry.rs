@@ -8,7 +8,7 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use super::{passing, query, serve, traced};
+use super::{passing, peers, query, serve, traced};
 use crate::cuda::abi::{
     CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream,
 };
@@ -178,6 +178,11 @@ entries! {
         serve::primary_released(device, || real::cuDevicePrimaryCtxRelease_v2(device));
     cuDevicePrimaryCtxReset_v2(device: CUdevice) =>
         serve::primary_reset(device, || real::cuDevicePrimaryCtxReset_v2(device));
+
+    cuCtxEnablePeerAccess(context: CUcontext, flags: u32) =>
+        peers::enabled(context, || real::cuCtxEnablePeerAccess(context, flags));
+    cuCtxDisablePeerAccess(context: CUcontext) =>
+        peers::disabled(context, || real::cuCtxDisablePeerAccess(context));
 
     cuCtxSynchronize() => passing::synchronized(0, || real::cuCtxSynchronize());
     cuCtxSynchronize_v2(context: CUcontext) =>

@@ -11,6 +11,7 @@ pub mod next;
 pub mod objects;
 mod passing;
 pub mod patch;
+mod peers;
 mod query;
 pub mod runtime;
 pub mod sanitizer;

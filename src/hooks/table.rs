@@ -78,6 +78,8 @@ pub fn rows() -> Vec<Row> {
         optional cuStreamCreate
         optional cuStreamCreateWithPriority
 
+        optional cuCtxEnablePeerAccess
+        optional cuCtxDisablePeerAccess
         optional cuDevicePrimaryCtxRetain
         required cuCtxCreate_v2
         required cuCtxCreate_v3

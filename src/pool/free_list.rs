@@ -15,6 +15,9 @@ type Entry = (u64, u64, u32);
 /// How much larger than the request a block may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
+    /// Hardly: what is left over of a large block is no more than an eighth of
+    /// the request, of a medium one no more than a page.
+    Tight,
     /// A little.
     Near,
     /// As much as it likes; a medium request may break up what large ones
@@ -143,7 +146,7 @@ impl FreeList {
     /// The best block for `layout` among those that `fit` allows.
     pub fn best(&self, layout: &Layout, fit: Fit) -> Option<u32> {
         let size = layout.size;
-        let any = fit != Fit::Near;
+        let any = !matches!(fit, Fit::Tight | Fit::Near);
         let (medium, large) = (&self.medium, &self.large);
         // Never split, so one that is much too large would be waste.
         let dedicated = || within(&self.dedicated, size, size + size / 4);
@@ -152,6 +155,8 @@ impl FreeList {
                 .or_else(|| first(&self.gaps, size).filter(|_| any))
                 .or_else(|| medium.any(size).filter(|_| fit == Fit::Short))
                 .or_else(|| large.any(size).filter(|_| fit == Fit::Short)),
+            Kind::Medium if fit == Fit::Tight => medium.within(size, size + PAGE),
+            Kind::Large if fit == Fit::Tight => large.within(size, size + size / TIGHT),
             Kind::Medium => medium
                 .any(size)
                 .or_else(|| large.any(size).filter(|_| any))
@@ -246,9 +251,12 @@ mod tests {
             (2 * MIB, None, Some(2)),
             (5 * MIB, None, Some(2)),
             (15 * MIB, Some(1), Some(1)),
+            (28 * MIB, Some(1), Some(1)),
             (31 * MIB, None, Some(2)),
             (50 * MIB, Some(2), Some(2)),
         ] {
+            let tight = Some(1).filter(|_| bytes == 28 * MIB);
+            assert_eq!(best(&list, bytes, Fit::Tight), tight, "{bytes}");
             assert_eq!(best(&list, bytes, Fit::Near), near, "{bytes}");
             assert_eq!(best(&list, bytes, Fit::Any), any, "{bytes}");
         }

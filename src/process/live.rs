@@ -5,7 +5,7 @@ use super::{State, attach, change_config, change_state, config, page, state};
 use crate::config::{Config, Mode};
 use crate::cuda::above;
 use crate::cuda::context::{self, Context};
-use crate::pool::stats;
+use crate::pool::{Policy, stats};
 use std::sync::atomic::Ordering;
 
 /// Does what `request` says: `trim`, or `set VAR=VALUE`. The result in words.
@@ -83,7 +83,10 @@ fn set(setting: &str, may_wait: bool) -> Result<String, String> {
     change_config(changed);
     if new_limits {
         for context in context::all() {
-            let policy = above::policy(config(), context.total);
+            let policy = Policy {
+                mapped: context.mapped.is_some(),
+                ..above::policy(config(), context.total)
+            };
             context.pool.set_policy(policy);
         }
     }
