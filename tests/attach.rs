@@ -277,6 +277,24 @@ fn options_are_those_of_the_environment_and_stay() {
     target.end();
 }
 
+/// Who has access to whose memory is not known there: nothing is mapped.
+#[test]
+fn an_attached_process_has_the_drivers_segments() {
+    let folder = Folder::new("attach-vmm");
+    let file = folder.path().join("report");
+    let mut target = Target::with("shared", &[], &[("SIMCUDA_REPORT", file.as_os_str())]);
+    let pid = target.pid();
+    succeeds(&["attach", "--no-graphs", "--set", "BACKEND=vmm"], pid);
+    assert_eq!(target.ask("hold 20"), "held 20 pooled 20");
+    assert_eq!(target.ask("drop"), "dropped");
+    let said = target.end();
+    assert!(said.contains("acts as driver"), "{said}");
+    let text = std::fs::read_to_string(&file).expect("a report");
+    let last: Value = serde_json::from_str(text.lines().last().expect("a summary")).expect("JSON");
+    assert!(last["calls"]["cuMemAlloc_v2"].as_u64() > Some(0), "{last}");
+    assert!(last["calls"]["cuMemCreate"].is_null(), "{last}");
+}
+
 #[test]
 fn observing_waits_until_the_pool_holds_nothing() {
     let mut target = Target::start("shared", &[]);

@@ -48,16 +48,42 @@ fn events_of_ending_contexts_are_noticed() {
 #[test]
 fn exported_memory_that_is_handed_out_is_noticed() {
     const GOOD: &str = "later blocks in what was exported: 0";
-    for how in ["ipc", "dmabuf", "token", "sync"] {
-        let run = |off| controlled("exported", "shared", &[how], off).run();
+    for (how, backend) in [
+        ("ipc", "driver"),
+        ("dmabuf", "driver"),
+        ("token", "driver"),
+        ("sync", "driver"),
+        ("dmabuf", "vmm"),
+        ("token", "vmm"),
+    ] {
+        let run = |off| {
+            controlled("exported", "shared", &[how], off)
+                .env("GPUPOOL_BACKEND", backend)
+                .run()
+        };
         let with = good(run(None));
         assert!(with.stdout.lines().all(|line| line.ends_with(GOOD)));
         let without = run(Some("GPUPOOL_TEST_NO_RETIRE"));
         assert!(
             !without.stdout.lines().any(|line| line.ends_with(GOOD)),
-            "{how}: {without:#?}"
+            "{how}, {backend}: {without:#?}"
         );
     }
+}
+
+/// Mapped memory that peers were given no access to.
+#[test]
+fn peers_without_access_are_noticed() {
+    let run = |off| {
+        controlled("peer", "shared", &[], off)
+            .env("GPUPOOL_BACKEND", "vmm")
+            .env("SIMCUDA_DEVICES", "2")
+            .run()
+    };
+    good(run(None));
+    let without = run(Some("GPUPOOL_TEST_NO_PEERS"));
+    let noticed = "VIOLATION no-access";
+    assert!(without.stderr.contains(noticed), "{without:#?}");
 }
 
 /// Without a limit an allocation waits for a fence that waits for this very thread.

@@ -63,6 +63,8 @@ fn each_kind_of_misuse_is_reported() {
         ("freed-while-owned", "freed-while-owned"),
         ("double-free", "double-free"),
         ("invalid-access", "invalid-access"),
+        ("unmapped-in-use", "unmapped-in-use"),
+        ("no-access", "no-access"),
         ("forked-child", "forked-child"),
     ] {
         let file = folder.path().join(misuse);

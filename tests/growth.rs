@@ -20,6 +20,7 @@ fn pool() -> Pool {
         total: 1 << 36,
         wait: Duration::from_millis(1),
         isolate: false,
+        mapped: false,
     })
 }
 

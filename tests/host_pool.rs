@@ -16,6 +16,7 @@ fn model() -> Model {
 
 fn pool(inflight: Option<u64>) -> Pool {
     Pool::new(Policy {
+        mapped: false,
         memory: Memory::Host,
         max: u64::MAX,
         inflight,

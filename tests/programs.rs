@@ -347,6 +347,42 @@ programs! {
     traced_shared: "traced" "shared";
     traced_static: "traced" "static";
     traced_quick_shared: "traced_quick" "shared";
+    vmm_cross_stream_shared: "vmm_cross_stream" "shared";
+    vmm_cross_stream_static: "vmm_cross_stream" "static";
+    vmm_alignment_shared: "vmm_alignment" "shared";
+    vmm_alignment_pool_shared: "vmm_alignment_pool" "shared";
+    vmm_bad_frees_shared: "vmm_bad_frees" "shared";
+    vmm_capture_shared: "vmm_capture" "shared";
+    vmm_memgetinfo_shared: "vmm_memgetinfo" "shared";
+    vmm_memgetinfo_cap_shared: "vmm_memgetinfo_cap" "shared";
+    vmm_given_back_shared: "vmm_given_back" "shared";
+    vmm_peer_shared: "vmm_peer" "shared";
+    vmm_peer_static: "vmm_peer" "static";
+    vmm_peer_grace_shared: "vmm_peer_grace" "shared";
+    vmm_ipc_shared: "vmm_ipc" "shared";
+    vmm_dmabuf_shared: "vmm_dmabuf" "shared";
+    vmm_token_shared: "vmm_token" "shared";
+    vmm_ranges_shared: "vmm_ranges" "shared";
+    vmm_ranges_static: "vmm_ranges" "static";
+    vmm_contexts_driver: "vmm_contexts" "driver";
+    vmm_ending_contexts_driver: "vmm_ending_contexts" "driver";
+    vmm_green_context_driver: "vmm_green_context" "driver";
+    vmm_reset_shared: "vmm_reset" "shared";
+    vmm_exit_atexit_shared: "vmm_exit_atexit" "shared";
+    vmm_exit_busy_shared: "vmm_exit_busy" "shared";
+    vmm_exit_thread_static: "vmm_exit_thread" "static";
+    vmm_fork_shared: "vmm_fork" "shared";
+    vmm_fork_storm_shared: "vmm_fork_storm" "shared";
+    vmm_fault_shared: "vmm_fault" "shared";
+    vmm_out_of_memory_shared: "vmm_out_of_memory" "shared";
+    vmm_churn_shared: "vmm_churn" "shared";
+    vmm_churn_static: "vmm_churn" "static";
+    vmm_churn_cap_shared: "vmm_churn_cap" "shared";
+    vmm_churn_prealloc_shared: "vmm_churn_prealloc" "shared";
+    vmm_churn_idle_shared: "vmm_churn_idle" "shared";
+    vmm_gated_kernel_shared: "vmm_gated_kernel" "shared";
+    vmm_random_calls_shared: "vmm_random_calls" "shared";
+    vmm_random_calls_static: "vmm_random_calls" "static";
 }
 
 /// Frees in exit handlers, destructors and ending threads depend on the order in which libraries are

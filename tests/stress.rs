@@ -127,6 +127,43 @@ fn stress_in_little_memory() {
     no_violation(&run.run(), &folder, blocks);
 }
 
+/// Mapped segments go while the GPU works: never those that it works on.
+#[test]
+fn stress_of_mapped_segments() {
+    let (folder, blocks) = (Folder::new("stress-mapped"), iterations(100_000));
+    let run = stress("shared", blocks, library(), &folder)
+        .args(["--seed", "9"])
+        .env("GPUPOOL_BACKEND", "vmm");
+    no_violation(&run.run(), &folder, blocks);
+    let frees = number(&statistics(&folder), "/driver/free_calls");
+    assert!(frees > 20, "no segment was unmapped: {frees}");
+}
+
+#[test]
+fn stress_of_mapped_segments_in_little_memory() {
+    let (folder, blocks) = (Folder::new("stress-mapped-little"), iterations(20_000));
+    let run = stress("shared", blocks, library(), &folder)
+        .args(["--seed", "10", "--budget", "256M"])
+        .env("GPUPOOL_BACKEND", "vmm")
+        .env("SIMCUDA_MEMORY", "768M");
+    no_violation(&run.run(), &folder, blocks);
+}
+
+/// The negative control of both: without grace periods memory is unmapped while
+/// kernels are on it, and handed out too early.
+#[test]
+fn stress_of_mapped_segments_without_grace_reports_violations() {
+    let folder = Folder::new("stress-mapped-no-grace");
+    let outcome = stress("shared", 5_000, no_grace_library(), &folder)
+        .env("GPUPOOL_BACKEND", "vmm")
+        .run();
+    assert_eq!(outcome.code(), 1, "the stress finds nothing: {outcome:#?}");
+    for kind in ["early-reissue", "unmapped-in-use"] {
+        let text = format!("VIOLATION {kind}");
+        assert!(outcome.stderr.contains(&text), "no {kind}: {outcome:#?}");
+    }
+}
+
 /// A driver without context-wide events: slower, never less safe.
 #[test]
 fn stress_on_a_driver_without_context_events() {

@@ -51,6 +51,7 @@ pub fn pool() -> Pool {
         total: 140 << 30,
         wait: Duration::from_millis(100),
         isolate: false,
+        mapped: false,
     })
 }
 

@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupool::config::{Config, Inflight, Ipc, OPTIONS, PREFIX};
+use gpupool::config::{Backend, Config, Inflight, Ipc, OPTIONS, PREFIX};
 use gpupool::pool::{Memory, Policy};
 
 use crate::{Failure, failure};
@@ -26,12 +26,13 @@ Examples:
   gpupool replay app.trace --variant INFLIGHT=64M --variant INFLIGHT=1G,WAIT=1ms";
 
 /// The options that decide what the pool does with a trace.
-const USED: [&str; 5] = [
+const USED: [&str; 6] = [
     "GPUPOOL_MAX",
     "GPUPOOL_PREALLOC",
     "GPUPOOL_INFLIGHT",
     "GPUPOOL_WAIT",
     "GPUPOOL_IPC",
+    "GPUPOOL_BACKEND",
 ];
 
 #[derive(clap::Args)]
@@ -155,6 +156,7 @@ pub fn policy(config: &Config, total: u64) -> Policy {
         total,
         wait: config.wait,
         isolate: config.ipc == Ipc::Isolate,
+        mapped: config.backend == Backend::Vmm,
     }
 }
 
@@ -178,6 +180,7 @@ mod tests {
                 total: 1 << 30,
                 wait: Duration::from_millis(2),
                 isolate: false,
+                mapped: false,
             }
         );
         for (setting, part) in [

@@ -105,6 +105,42 @@ fn recorded_programs_need_little_more_memory_than_they_use() {
     }
 }
 
+/// The same with mapped segments: the driver backend takes a third more. Its
+/// calls take 1% of the program's time.
+#[test]
+fn mapped_segments_need_hardly_more_than_the_program() {
+    // The programs' own time in milliseconds.
+    let bounds = [
+        ("cupy", [1.10, 1.05], 8_898),
+        ("infer", [1.10, 1.10], 4_908),
+        ("vision", [1.09, 1.10], 6_736),
+        ("train", [1.07, 1.07], 19_948),
+    ];
+    for (at, delay, most, share) in [(0, "0", 1.082, 1.0), (1, "0.2ms", 1.07, 1.1)] {
+        let mut product = 1.0;
+        for (name, bound, time) in bounds {
+            let path = trace(name);
+            let set = ["--memory", "140G", "--set", "BACKEND=vmm"];
+            let mut args = [&[path.as_str()][..], &set].concat();
+            if delay != "0" {
+                args.extend(["--delay", delay]);
+            }
+            let whole = json(&args);
+            let figures = &whole["variants"][0];
+            let number = |name: &str| figures[name].as_u64().unwrap();
+            let ratio = figures["ratio"].as_f64().unwrap();
+            let told = format!("{name}, delay {delay}: {figures:#}");
+            assert!(ratio >= 0.9 && ratio <= bound[at], "{told}");
+            assert_eq!(number("failed") + number("bypasses"), 0, "{told}");
+            let driver = figures["driver"]["ns"].as_f64().unwrap() / 1e6;
+            assert!(driver <= f64::from(time) * share / 100.0, "{told}");
+            product *= ratio;
+        }
+        let mean = product.powf(1.0 / bounds.len() as f64);
+        assert!(mean <= most, "geometric mean {mean:.3}, delay {delay}");
+    }
+}
+
 #[test]
 fn the_same_trace_gives_the_same_figures() {
     let path = trace("cupy");

@@ -19,6 +19,9 @@ pub enum Control {
     /// That an exported block's segment takes no new blocks:
     /// `GPUPOOL_TEST_NO_RETIRE`.
     Retire,
+    /// That who has access to a context's memory has it to mapped segments:
+    /// `GPUPOOL_TEST_NO_PEERS`.
+    Peers,
     /// The limit of an allocation's wait: `GPUPOOL_TEST_NO_WAIT_LIMIT`.
     WaitLimit,
     /// That a forked child sees the library as off: `GPUPOOL_TEST_NO_FORK`.
@@ -34,11 +37,12 @@ pub enum Control {
 }
 
 impl Control {
-    const ALL: [(Self, &'static str); 9] = [
+    const ALL: [(Self, &'static str); 10] = [
         (Self::Grace, "GPUPOOL_TEST_KEEP_GRACE"),
         (Self::Gate, "GPUPOOL_TEST_NO_GATE"),
         (Self::Hold, "GPUPOOL_TEST_NO_HOLD"),
         (Self::Retire, "GPUPOOL_TEST_NO_RETIRE"),
+        (Self::Peers, "GPUPOOL_TEST_NO_PEERS"),
         (Self::WaitLimit, "GPUPOOL_TEST_NO_WAIT_LIMIT"),
         (Self::Fork, "GPUPOOL_TEST_NO_FORK"),
         (Self::Exit, "GPUPOOL_TEST_NO_EXIT"),

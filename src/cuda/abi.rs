@@ -51,6 +51,8 @@ pub const CAPTURE_MODE_RELAXED: i32 = 2;
 /// CU_STREAM_CAPTURE_STATUS_NONE.
 pub const CAPTURE_STATUS_NONE: i32 = 0;
 
+/// CU_POINTER_ATTRIBUTE_CONTEXT.
+pub const ATTRIBUTE_CONTEXT: i32 = 1;
 /// CU_POINTER_ATTRIBUTE_HOST_POINTER.
 pub const ATTRIBUTE_HOST_POINTER: i32 = 4;
 /// CU_POINTER_ATTRIBUTE_P2P_TOKENS.
@@ -87,4 +89,54 @@ pub struct Extent {
     pub height: usize,
     /// Slices.
     pub depth: usize,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllocationProp {
+    kind: i32,
+    handle_types: i32,
+    location: [i32; 2],
+    win32: usize,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// CU_MEM_ALLOCATION_TYPE_PINNED, and CU_MEM_LOCATION_TYPE_DEVICE.
+const PINNED_ON_DEVICE: (i32, i32) = (1, 1);
+
+impl AllocationProp {
+    /// Memory of a device, not exportable by a handle; `rdma`: devices may be
+    /// given access to it, as to that of cuMemAlloc.
+    #[must_use]
+    pub fn pinned(device: CUdevice, rdma: bool) -> Self {
+        Self {
+            kind: PINNED_ON_DEVICE.0,
+            location: [PINNED_ON_DEVICE.1, device],
+            rdma: u8::from(rdma),
+            ..Self::default()
+        }
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AccessDesc {
+    location: [i32; 2],
+    flags: i32,
+}
+
+impl AccessDesc {
+    /// What `device` may do, a `CUmemAccess_flags`.
+    #[must_use]
+    pub fn of(device: CUdevice, flags: i32) -> Self {
+        Self {
+            location: [PINNED_ON_DEVICE.1, device],
+            flags,
+        }
+    }
 }

@@ -1,11 +1,13 @@
 //! What the layer above gives to the contexts and their pools, and is told by
 //! them.
 
+use super::abi::CUdevice;
 use super::context::Context;
 use super::host::HostPool;
-use crate::config::{Config, Control, Inflight, Ipc, Size};
+use super::vmm::Mapped;
+use crate::config::{Backend, Config, Control, Inflight, Ipc, Size};
 use crate::pool::{Memory, Policy};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 pub(super) static ABOVE: OnceLock<Above> = OnceLock::new();
@@ -37,6 +39,21 @@ pub(super) fn attend(may_wait: bool) {
     if let Some(above) = ABOVE.get() {
         (above.attend)(may_wait);
     }
+}
+
+/// GPUPOOL_BACKEND=vmm on a device of `total` bytes, where its driver can.
+pub(super) fn mapped(config: &Config, device: CUdevice, total: u64) -> Option<Mapped> {
+    if config.backend != Backend::Vmm {
+        return None;
+    }
+    let mapped = Mapped::new(device, total);
+    if let Err(why) = &mapped {
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            log::warn!("GPUPOOL_BACKEND=vmm acts as driver on device {device}: {why}");
+        });
+    }
+    mapped.ok()
 }
 
 /// What the options ask of a pool on a device of `total` bytes.
@@ -80,5 +97,6 @@ fn common(config: &Config, memory: Memory, total: u64) -> Policy {
             config.wait
         },
         isolate: false,
+        mapped: false,
     }
 }

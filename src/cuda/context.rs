@@ -14,9 +14,10 @@ use super::green;
 use super::guard::Guard;
 use super::host::Hosts;
 use super::identity::{id_of, primary_of};
-use crate::pool::Pool;
+use super::vmm::Mapped;
 use crate::pool::segment_map::SegmentMap;
 use crate::pool::sync::Apart;
+use crate::pool::{Policy, Pool};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -54,6 +55,8 @@ pub struct Context {
     pub guard: Option<Guard>,
     /// Its pools of pinned memory.
     pub hosts: Hosts,
+    /// Where its segments are mapped rather than allocated.
+    pub mapped: Option<Mapped>,
     /// Fences of the pool of device memory.
     pub(super) fences: Fences,
     /// Spare events.
@@ -282,7 +285,11 @@ fn register(
     // SAFETY: `total` is valid for a write.
     unsafe { real::cuDeviceTotalMem_v2(&raw mut total, device) };
     let total = total as u64;
-    let policy = above::policy(config, total);
+    let mapped = above::mapped(config, device, total);
+    let policy = Policy {
+        mapped: mapped.is_some(),
+        ..above::policy(config, total)
+    };
     let id = id_of(handle).ok()?;
     let mut result = None;
     changed(|registry| {
@@ -304,6 +311,7 @@ fn register(
             pool: Pool::new(policy),
             guard: config.guard.then(Guard::default),
             hosts: Hosts::default(),
+            mapped,
             fences: Fences::default(),
             events: Events::default(),
             primary,
@@ -444,6 +452,9 @@ pub fn closing<R>(
         }
         context.hosts.abandon();
         context.events.forget();
+        if let Some(mapped) = &context.mapped {
+            mapped.end();
+        }
         if let Some(guard) = &context.guard {
             guard.forget();
         }

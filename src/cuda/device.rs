@@ -76,25 +76,51 @@ impl Context {
     }
 }
 
-impl Device for &'static Context {
-    fn reserve(&self, bytes: u64) -> Result<u64, Refusal> {
-        let _range = Range::new(Kind::Grow, format_args!("grow {bytes}"), bytes);
+impl Context {
+    /// A segment by cuMemAlloc.
+    fn allocate_segment(&self, bytes: u64) -> Result<CUdeviceptr, Refusal> {
         let _entered = Entered::enter(self.handle).ok_or(Refusal::Lost)?;
         let mut address: CUdeviceptr = 0;
         CALLS.allocs.fetch_add(1, Ordering::Relaxed);
         // SAFETY: `address` is valid for a write, and the context is current.
-        let result = unsafe { real::cuMemAlloc_v2(&raw mut address, bytes as usize) };
-        match result {
-            SUCCESS => {}
-            OUT_OF_MEMORY => return Err(Refusal::OutOfMemory),
+        match unsafe { real::cuMemAlloc_v2(&raw mut address, bytes as usize) } {
+            SUCCESS => Ok(address),
+            OUT_OF_MEMORY => Err(Refusal::OutOfMemory),
             other => {
                 log::debug!(
                     "cuMemAlloc of a segment: error {other} in context {:#x}",
                     self.id
                 );
-                return Err(Refusal::Lost);
+                Err(Refusal::Lost)
             }
         }
+    }
+
+    /// Gives a segment back in which nothing lives, its grace complete.
+    fn free_segment(&self, address: CUdeviceptr) {
+        if let Some(mapped) = &self.mapped {
+            return mapped.unmap(address);
+        }
+        let _relaxed = Relaxed::enter();
+        CALLS.frees.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the segment came from cuMemAlloc and is the pool's alone;
+        // cuMemFree needs no current context.
+        let result = unsafe { real::cuMemFree_v2(address) };
+        if result != SUCCESS {
+            log::debug!(
+                "cuMemFree of a segment: error {result} in context {:#x}",
+                self.id
+            );
+        }
+    }
+}
+
+impl Device for &'static Context {
+    fn reserve(&self, bytes: u64) -> Result<u64, Refusal> {
+        let address = match &self.mapped {
+            Some(mapped) => mapped.map(self, bytes)?,
+            None => self.allocate_segment(bytes)?,
+        };
         // Entered before any block of it is published, so that a free of one
         // always finds its owner.
         if address.is_multiple_of(PAGE) && SEGMENTS.insert(address, bytes, self) {
@@ -109,8 +135,7 @@ impl Device for &'static Context {
             return Ok(address);
         }
         log::warn!("the driver gave a segment at {address:#x}, which the pool cannot use");
-        // SAFETY: the address was just allocated and is known to nobody else.
-        unsafe { real::cuMemFree_v2(address) };
+        self.free_segment(address);
         Err(Refusal::OutOfMemory)
     }
 
@@ -121,17 +146,7 @@ impl Device for &'static Context {
         }
         // Owners go first: the driver may give the addresses to anybody.
         SEGMENTS.remove(address, bytes, self);
-        let _relaxed = Relaxed::enter();
-        CALLS.frees.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the segment came from cuMemAlloc, is empty, and its grace is
-        // complete; cuMemFree needs no current context.
-        let result = unsafe { real::cuMemFree_v2(address) };
-        if result != SUCCESS {
-            log::debug!(
-                "cuMemFree of a segment: error {result} in context {:#x}",
-                self.id
-            );
-        }
+        self.free_segment(address);
     }
 
     fn record(&self, slot: usize) -> Recorded {

@@ -94,6 +94,7 @@ driver_functions! {
     cuDeviceGetCount(count: *mut i32);
     cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevice);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: CUdevice);
 
     cuCtxGetCurrent(context: *mut CUcontext);
     cuCtxPushCurrent(context: CUcontext);
@@ -120,6 +121,8 @@ driver_functions! {
     cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: u32);
     cuGreenCtxDestroy(green: CUgreenCtx);
     cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx);
+    cuCtxEnablePeerAccess(context: CUcontext, flags: u32);
+    cuCtxDisablePeerAccess(context: CUcontext);
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     cuDevicePrimaryCtxRelease(device: CUdevice);
     cuDevicePrimaryCtxRelease_v2(device: CUdevice);
@@ -144,16 +147,20 @@ driver_functions! {
     cuIpcGetMemHandle(handle: *mut c_void, address: CUdeviceptr);
     cuMemGetHandleForAddressRange(handle: *mut c_void, address: CUdeviceptr, size: usize, kind: i32, flags: u64);
     cuMemCreate(handle: *mut u64, size: usize, properties: *const c_void, flags: u64);
+    cuMemRelease(handle: u64);
+    cuMemAddressReserve(address: *mut CUdeviceptr, size: usize, alignment: usize, wanted: CUdeviceptr, flags: u64);
+    cuMemAddressFree(address: CUdeviceptr, size: usize);
+    cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap(address: CUdeviceptr, size: usize);
+    cuMemSetAccess(address: CUdeviceptr, size: usize, access: *const c_void, count: usize);
+    cuMemGetAllocationGranularity(granularity: *mut usize, properties: *const c_void, option: i32);
     cuArrayCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuArray3DCreate_v2(array: *mut *mut c_void, descriptor: *const c_void);
     cuMipmappedArrayCreate(array: *mut *mut c_void, descriptor: *const c_void, levels: u32);
-    cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64);
-    cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const c_void, count: usize);
     cuMemHostRegister(start: *mut c_void, bytes: usize, flags: u32);
     cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void);
     cuExternalMemoryGetMappedBuffer(address: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void);
     cuExternalMemoryGetMappedMipmappedArray(array: *mut *mut c_void, memory: *mut c_void, descriptor: *const c_void);
-    cuCtxEnablePeerAccess(peer: CUcontext, flags: u32);
     cuCtxSetLimit(limit: i32, value: usize);
     cuModuleLoad(module: *mut *mut c_void, file: *const c_char);
     cuModuleLoadData(module: *mut *mut c_void, image: *const c_void);

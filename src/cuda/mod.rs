@@ -15,5 +15,6 @@ pub mod guard;
 pub mod host;
 pub mod identity;
 pub mod ipc;
+pub mod vmm;
 
 pub use context::{Context, SEGMENTS};

@@ -71,7 +71,18 @@ fn make_ready() -> Result<(), String> {
         return Ok(());
     }
     if is_attached() {
-        process::start_with(options());
+        let mut options = options();
+        // Who has enabled access to whose memory before is not known, and mapped
+        // memory would not be accessible there.
+        let mapped = |option: &(OsString, OsString)| {
+            option.0 == "GPUPOOL_BACKEND" && option.1.eq_ignore_ascii_case("vmm")
+        };
+        let told = options.iter().any(mapped);
+        options.retain(|option| !mapped(option));
+        process::start_with(options);
+        if told {
+            log::warn!("GPUPOOL_BACKEND=vmm acts as driver in a process that was attached to");
+        }
     }
     match arrival::libcuda()? {
         Some(libcuda) => ready_driver(&libcuda),

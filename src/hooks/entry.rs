@@ -8,7 +8,7 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use super::{checkpoint, passing, pinned, query, serve, traced};
+use super::{checkpoint, passing, peers, pinned, query, serve, traced};
 use crate::cuda::abi::{
     CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUresult, CUstream,
 };
@@ -159,8 +159,6 @@ entries! {
     cuExternalMemoryGetMappedMipmappedArray(array: *mut *mut c_void, memory: *mut c_void, descriptor: *const c_void) =>
         serve::or_give_back(|| real::cuExternalMemoryGetMappedMipmappedArray(array, memory, descriptor));
 
-    cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) =>
-        serve::or_give_back(|| real::cuCtxEnablePeerAccess(peer, flags));
     cuCtxSetLimit(limit: i32, value: usize) => serve::or_give_back(|| real::cuCtxSetLimit(limit, value));
     cuModuleLoad(module: *mut *mut c_void, file: *const c_char) =>
         serve::or_give_back(|| real::cuModuleLoad(module, file));
@@ -240,6 +238,11 @@ entries! {
         serve::primary_released(device, || real::cuDevicePrimaryCtxRelease_v2(device));
     cuDevicePrimaryCtxReset_v2(device: CUdevice) =>
         serve::primary_reset(device, || real::cuDevicePrimaryCtxReset_v2(device));
+
+    cuCtxEnablePeerAccess(context: CUcontext, flags: u32) =>
+        peers::enabled(context, || serve::or_give_back(|| real::cuCtxEnablePeerAccess(context, flags)));
+    cuCtxDisablePeerAccess(context: CUcontext) =>
+        peers::disabled(context, || real::cuCtxDisablePeerAccess(context));
 
     cuCtxSynchronize() => passing::synchronized(0, || real::cuCtxSynchronize());
     cuCtxSynchronize_v2(context: CUcontext) =>

@@ -13,6 +13,7 @@ pub mod next;
 pub mod objects;
 mod passing;
 pub mod patch;
+mod peers;
 mod pinned;
 mod query;
 pub mod runtime;

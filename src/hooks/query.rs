@@ -6,13 +6,14 @@
 
 use crate::config::Ipc;
 use crate::cuda::abi::{
-    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_P2P_TOKENS, ATTRIBUTE_RANGE_SIZE,
-    ATTRIBUTE_RANGE_START_ADDR, ATTRIBUTE_SYNC_MEMOPS, CUdeviceptr, CUresult, NOT_SUPPORTED,
-    SUCCESS,
+    ATTRIBUTE_BUFFER_ID, ATTRIBUTE_CONTEXT, ATTRIBUTE_HOST_POINTER, ATTRIBUTE_P2P_TOKENS,
+    ATTRIBUTE_RANGE_SIZE, ATTRIBUTE_RANGE_START_ADDR, ATTRIBUTE_SYNC_MEMOPS, CUcontext,
+    CUdeviceptr, CUresult, NOT_SUPPORTED, SUCCESS,
 };
 use crate::cuda::context::{self, Context};
 use crate::cuda::driver::{NEVER_VALID, real};
 use crate::cuda::host::{self, HostPool};
+use crate::cuda::vmm::Mapped;
 use crate::cuda::{SEGMENTS, ipc};
 use crate::pool::{BlockInfo, Pool};
 use crate::process::{self, shielded};
@@ -30,6 +31,14 @@ impl Owner {
         match self {
             Self::Device(context) => &context.pool,
             Self::Host(host) => &host.pool,
+        }
+    }
+
+    /// The context whose memory it is, if its segments are mapped.
+    fn mapped_of(&self) -> Option<(&'static Context, &'static Mapped)> {
+        match self {
+            Self::Device(context) => Some((context, context.mapped.as_ref()?)),
+            Self::Host(_) => None,
         }
     }
 }
@@ -86,7 +95,16 @@ fn export(owner: Owner, block: &BlockInfo) -> Option<(u64, u64)> {
     {
         guard.exported(block.address);
     }
-    owner.pool().retire(block.address)
+    retire(owner, block)
+}
+
+/// The block's segment takes no new blocks. Returns its address and size.
+fn retire(owner: Owner, block: &BlockInfo) -> Option<(u64, u64)> {
+    let segment = owner.pool().retire(block.address)?;
+    if let Some((_, mapped)) = owner.mapped_of() {
+        mapped.exported(segment.0);
+    }
+    Some(segment)
 }
 
 /// cuMemGetInfo: what the program could have counts as free, so also the
@@ -170,6 +188,11 @@ unsafe fn correct(data: *mut c_void, attribute: i32, owner: Owner, block: &Block
     // SAFETY: the caller's; sizes are those of the documented types.
     unsafe {
         match attribute {
+            ATTRIBUTE_CONTEXT => {
+                if let Some((context, _)) = owner.mapped_of() {
+                    data.cast::<CUcontext>().write_unaligned(context.handle);
+                }
+            }
             ATTRIBUTE_RANGE_START_ADDR => data.cast::<u64>().write_unaligned(block.address),
             ATTRIBUTE_RANGE_SIZE => data
                 .cast::<usize>()
@@ -192,7 +215,14 @@ pub unsafe fn attribute(data: *mut c_void, attribute: i32, address: CUdeviceptr)
     let whose = whose(address);
     let ask = whose.ask(address);
     // SAFETY: the program's arguments, but for the address.
-    let result = unsafe { real::cuPointerGetAttribute(data, attribute, ask) };
+    let mut result = unsafe { real::cuPointerGetAttribute(data, attribute, ask) };
+    if let (Whose::Block(owner, _), ATTRIBUTE_CONTEXT) = (&whose, attribute)
+        && owner.mapped_of().is_some()
+        && !data.is_null()
+    {
+        // Mapped memory belongs to no context, and what is asked then fails.
+        result = SUCCESS;
+    }
     if let (Whose::Block(owner, block), SUCCESS) = (whose, result) {
         // SAFETY: the successful call has just written the attribute there.
         shielded(|| unsafe { correct(data, attribute, owner, &block) });
@@ -254,7 +284,7 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
         // SAFETY: the successful call has just read the value there.
         let on = unsafe { data.cast::<u32>().read_unaligned() } != 0;
         shielded(|| {
-            owner.pool().retire(block.address);
+            retire(owner, &block);
             owner.pool().set_sync_memops(block.address, on);
         });
     }
@@ -267,8 +297,9 @@ pub unsafe fn set_attribute(data: *const c_void, attribute: i32, address: CUdevi
 pub unsafe fn ipc_handle(handle: *mut c_void, address: CUdeviceptr) -> CUresult {
     let (owner, block) = match whose(address) {
         // Without a current context the driver has an error of its own.
+        // The driver refuses handles of mapped memory, with an error of its own.
         Whose::Block(Owner::Device(owner), block)
-            if !handle.is_null() && context::any_is_current() =>
+            if !handle.is_null() && context::any_is_current() && owner.mapped.is_none() =>
         {
             (owner, block)
         }

@@ -80,7 +80,6 @@ pub fn rows() -> Vec<Row> {
         optional cuMemAllocFromPoolAsync_ptsz
 
         optional cuCtxSetLimit
-        optional cuCtxEnablePeerAccess
         optional cuModuleLoad
         optional cuModuleLoadData
         optional cuModuleLoadDataEx
@@ -104,6 +103,8 @@ pub fn rows() -> Vec<Row> {
         optional cuStreamCreate
         optional cuStreamCreateWithPriority
 
+        optional cuCtxEnablePeerAccess
+        optional cuCtxDisablePeerAccess
         optional cuDevicePrimaryCtxRetain
         optional cuCtxCreate
         required cuCtxCreate_v2

@@ -2,6 +2,7 @@
 //! threaded; [`super::Pool`] holds it under its lock. Makes no call to the
 //! device.
 
+mod mapped;
 mod runs;
 mod shown;
 
@@ -83,6 +84,8 @@ pub struct Arena {
     /// Bytes of segments without a carved block. With all caches empty this is
     /// what the program may count as free, and moves with its own calls only.
     pub unowned: u64,
+    /// How often a segment became empty.
+    emptied: u64,
     /// Where others watch these figures, if they do.
     shown: Option<&'static Gauges>,
     /// What was in use at the peak, if that is to be remembered.
@@ -110,6 +113,7 @@ impl Arena {
             waiting: 0,
             first: NONE,
             uses: 0,
+            emptied: self.emptied,
         });
         let first = self.blocks.insert(Block {
             address: base,
@@ -265,6 +269,8 @@ impl Arena {
         let seg = &mut self.segments[segment];
         seg.waiting -= 1;
         if seg.carved == 0 && seg.waiting == 0 {
+            self.emptied += 1;
+            seg.emptied = self.emptied;
             self.empty.insert((seg.size, segment));
         }
     }

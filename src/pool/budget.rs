@@ -11,16 +11,18 @@ const AT_ONCE: Duration = Duration::from_millis(5);
 /// Granted each time that the program's need has grown by an eighth: it has
 /// begun something else.
 const FOR_GROWTH: Duration = Duration::from_millis(1);
-/// And one part in so many of the time that has gone by,
-const SHARE: u64 = 200;
-/// at most so much.
-const MOST: Duration = Duration::from_millis(20);
 /// Growth is counted from here on, in bytes.
 const COUNTED_FROM: u64 = 64 << 20;
 
 /// Time that was spent, and how much may be. Thread-safe, relaxed.
 #[derive(Debug)]
 pub struct Budget {
+    /// One part in so many of the time that has gone by.
+    share: u64,
+    /// At most so many nanoseconds of it.
+    most: u64,
+    /// Nanoseconds granted for growth.
+    per_growth: u64,
     /// When it was first asked, in nanoseconds of the device's clock, from 1.
     begun: AtomicU64,
     /// What the program needed when that was last counted as growth, in bytes.
@@ -40,7 +42,34 @@ impl Budget {
     /// for 1.6% of its allocations, for ever.)
     #[must_use]
     pub fn new() -> Self {
+        Self::of(200, Duration::from_millis(20))
+    }
+
+    /// For mapping and unmapping: 0.74% of the time, whatever the program does.
+    /// Callers may go half as far again ([`Budget::spent`]) where it saves most.
+    #[must_use]
+    pub fn for_mapping() -> Self {
         Self {
+            per_growth: 0,
+            ..Self::of(135, Duration::MAX)
+        }
+    }
+
+    /// For waiting for grace rather than mapping: 3% of the time. The GPU goes on
+    /// meanwhile.
+    #[must_use]
+    pub fn for_waiting() -> Self {
+        Self {
+            per_growth: 0,
+            ..Self::of(33, Duration::MAX)
+        }
+    }
+
+    fn of(share: u64, most: Duration) -> Self {
+        Self {
+            share,
+            most: nanos(most),
+            per_growth: nanos(FOR_GROWTH),
             begun: AtomicU64::new(0),
             need: AtomicU64::new(COUNTED_FROM),
             granted: AtomicU64::new(nanos(AT_ONCE)),
@@ -52,11 +81,6 @@ impl Budget {
     /// at most.
     pub fn allows(&self, now: Duration, peak_live: u64) -> bool {
         let order = Ordering::Relaxed;
-        let now = nanos(now).max(1);
-        let begun = match self.begun.compare_exchange(0, now, order, order) {
-            Ok(_) => now,
-            Err(begun) => begun,
-        };
         let need = self.need.load(order);
         if peak_live >= need + need / 8
             && self
@@ -64,10 +88,26 @@ impl Budget {
                 .compare_exchange(need, peak_live, order, order)
                 .is_ok()
         {
-            self.granted.fetch_add(nanos(FOR_GROWTH), order);
+            self.granted.fetch_add(self.per_growth, order);
         }
-        let share = (now.saturating_sub(begun) / SHARE).min(nanos(MOST));
-        self.spent.load(order) < self.granted.load(order) + share
+        self.spent.load(order) < self.limit(now)
+    }
+
+    /// What may be spent until `now`, in nanoseconds.
+    fn limit(&self, now: Duration) -> u64 {
+        let order = Ordering::Relaxed;
+        let now = nanos(now).max(1);
+        let begun = match self.begun.compare_exchange(0, now, order, order) {
+            Ok(_) => now,
+            Err(begun) => begun,
+        };
+        let share = (now.saturating_sub(begun) / self.share).min(self.most);
+        self.granted.load(order) + share
+    }
+
+    /// Which part of what may be spent has been; beyond 1 where it is exceeded.
+    pub fn spent(&self, now: Duration) -> f64 {
+        self.spent.load(Ordering::Relaxed) as f64 / self.limit(now) as f64
     }
 
     /// The time from `start` to `now` was spent.
@@ -97,6 +137,19 @@ mod tests {
         assert!(budget.allows(at(1000 + 2 * 200), 0));
         budget.spend(at(0), at(19));
         assert!(!budget.allows(at(1_000_000_000), 0));
+    }
+
+    #[test]
+    fn the_part_that_is_spent_falls_with_time() {
+        let budget = Budget::for_mapping();
+        assert_eq!(budget.spent(at(10)), 0.0);
+        budget.spend(at(10), at(20));
+        assert_eq!(budget.spent(at(10)), 2.0);
+        assert_eq!(budget.spent(at(10 + 135 * 5)), 1.0);
+        assert_eq!(budget.spent(at(10 + 135 * 15)), 0.5);
+        // Growth grants nothing here.
+        assert!(!budget.allows(at(20), 1 << 40));
+        assert_eq!(budget.spent(at(10)), 2.0);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! ever being free as a whole.
 
 use super::memory::Memory;
-use super::size_class::{Kind, Layout, SMALL_MAX};
+use super::size_class::{Kind, Layout, PAGE, SMALL_MAX};
 use std::collections::BTreeSet;
 
 /// `(size that counts, address, block)`.
@@ -16,6 +16,9 @@ type Entry = (u64, u64, u32);
 /// How much larger than the request a block may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
+    /// Hardly: what is left over of a large block is no more than an eighth of
+    /// the request, of a medium one no more than a page.
+    Tight,
     /// A little.
     Near,
     /// As much as it likes; a medium request may break up what large ones
@@ -159,7 +162,7 @@ impl FreeList {
     /// The best block for `layout` among those that `fit` allows.
     pub fn best(&self, layout: &Layout, fit: Fit) -> Option<u32> {
         let size = layout.size;
-        let any = fit != Fit::Near;
+        let any = !matches!(fit, Fit::Tight | Fit::Near);
         let (medium, large) = (&self.medium, &self.large);
         // Never split, so one that is much too large would be waste.
         let dedicated = || within(&self.dedicated, size, size + size / 4);
@@ -168,6 +171,8 @@ impl FreeList {
                 .or_else(|| first(&self.gaps, size).filter(|_| any))
                 .or_else(|| medium.any(size).filter(|_| fit == Fit::Short))
                 .or_else(|| large.any(size).filter(|_| fit == Fit::Short)),
+            Kind::Medium if fit == Fit::Tight => medium.within(size, size + PAGE),
+            Kind::Large if fit == Fit::Tight => large.within(size, size + size / TIGHT),
             Kind::Medium => medium
                 .any(size)
                 .or_else(|| large.any(size).filter(|_| any))
@@ -262,9 +267,12 @@ mod tests {
             (2 * MIB, None, Some(2)),
             (5 * MIB, None, Some(2)),
             (15 * MIB, Some(1), Some(1)),
+            (28 * MIB, Some(1), Some(1)),
             (31 * MIB, None, Some(2)),
             (50 * MIB, Some(2), Some(2)),
         ] {
+            let tight = Some(1).filter(|_| bytes == 28 * MIB);
+            assert_eq!(best(&list, bytes, Fit::Tight), tight, "{bytes}");
             assert_eq!(best(&list, bytes, Fit::Near), near, "{bytes}");
             assert_eq!(best(&list, bytes, Fit::Any), any, "{bytes}");
         }

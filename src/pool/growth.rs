@@ -4,6 +4,7 @@ use super::arena::Which;
 use super::device::{Device, Refusal};
 use super::free_list::Fit;
 use super::grace::Closed;
+use super::mapped::Bound;
 use super::size_class::{Kind, Layout, PAGE};
 use super::{BlockInfo, Pool, lock, policy, stats};
 use crate::config::Control;
@@ -70,6 +71,9 @@ impl Pool {
         layout: &Layout,
         requested: u64,
     ) -> Option<BlockInfo> {
+        if self.policy.mapped {
+            return self.map(device, layout, requested, Bound::None);
+        }
         let start = device.now();
         let found = self.grow_as(device, layout, requested, Fit::Any);
         self.for_growth.spend(start, device.now());
@@ -239,6 +243,9 @@ impl Pool {
     /// asked without waiting is made to wait only where all is asked for:
     /// because an allocation would fail otherwise.
     pub(super) fn may_release<D: Device>(&self, device: &D, which: Which) -> bool {
+        if self.policy.mapped {
+            return true;
+        }
         if device.record_waits() {
             which == Which::All
         } else {

@@ -39,7 +39,9 @@ impl Pool {
             }
         }
         let due = |since: &Duration| now.saturating_sub(*since) >= age;
-        if !log.seen.iter().any(|(_, since)| due(since)) || !self.seen_idle(device) {
+        if !log.seen.iter().any(|(_, since)| due(since))
+            || !(self.policy.mapped || self.seen_idle(device))
+        {
             return 0;
         }
         let mut released = 0;

@@ -7,6 +7,7 @@
 //! from what can be given back; where none of it helps, the answer is
 //! [`Outcome::Native`] and the caller asks the driver itself.
 
+pub mod addresses;
 pub mod arena;
 mod blocks;
 mod budget;
@@ -18,6 +19,7 @@ mod growth;
 pub mod headers;
 mod idle;
 pub mod inflight;
+mod mapped;
 pub mod memory;
 mod own;
 pub mod pace;
@@ -126,6 +128,10 @@ pub struct Pool {
     for_order: Budget,
     /// What avoiding growth may cost.
     for_growth: Budget,
+    /// What mapping may cost.
+    for_mapping: Budget,
+    /// What waiting may cost where that saves mapping.
+    for_waiting: Budget,
     /// Bytes that were taken ahead of need.
     preallocated: AtomicU64,
 }
@@ -187,6 +193,8 @@ impl Pool {
             join_stalled_at: AtomicU64::new(u64::MAX),
             for_order: Budget::new(),
             for_growth: Budget::new(),
+            for_mapping: Budget::for_mapping(),
+            for_waiting: Budget::for_waiting(),
             preallocated: AtomicU64::new(0),
         }
     }
@@ -236,6 +244,9 @@ impl Pool {
         let own = self.complete_own(device, layout, requested);
         if own.is_some() {
             return own;
+        }
+        if self.policy.mapped {
+            return self.carve_mapped(device, layout, requested);
         }
         if !self.waits_for_own(layout)
             && let Some(block) = self.carve_well(device, layout, requested)

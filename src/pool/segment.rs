@@ -59,6 +59,8 @@ pub struct Segment {
     pub first: u32,
     /// How often a block was carved out while no other was.
     pub uses: u32,
+    /// When it last became empty, counted in such events.
+    pub emptied: u64,
 }
 
 /// A vector whose places are used again.

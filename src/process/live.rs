@@ -6,7 +6,7 @@ use crate::config::{Config, Mode};
 use crate::cuda::above;
 use crate::cuda::context::{self, Context};
 use crate::cuda::host;
-use crate::pool::{Device, Pool, stats};
+use crate::pool::{Device, Policy, Pool, stats};
 use std::sync::atomic::Ordering;
 
 /// Does what `request` says: `trim`, or `set VAR=VALUE`. The result in words.
@@ -89,7 +89,10 @@ fn set(setting: &str, may_wait: bool) -> Result<String, String> {
     change_config(changed);
     if new_limits {
         for context in context::all() {
-            let policy = above::policy(config(), context.total);
+            let policy = Policy {
+                mapped: context.mapped.is_some(),
+                ..above::policy(config(), context.total)
+            };
             context.pool.set_policy(policy);
         }
         for host in host::all() {

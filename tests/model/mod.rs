@@ -34,6 +34,8 @@ pub struct State {
     pub violations: u64,
     /// Segments given back while any work was unfinished.
     pub released_while_busy: u64,
+    /// Segments given back while unfinished work referred to them.
+    pub released_in_use: u64,
     /// Longest time an allocation let pass.
     pub pauses: u64,
 }
@@ -129,6 +131,11 @@ impl Device for Model {
         );
         s.held -= bytes;
         s.released_while_busy += u64::from(!s.queue.is_empty());
+        let in_use = s
+            .queue
+            .iter()
+            .any(|(_, at, size)| *at < address + bytes && address < *at + *size);
+        s.released_in_use += u64::from(in_use);
     }
 
     fn record(&self, slot: usize) -> Recorded {

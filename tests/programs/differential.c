@@ -3,13 +3,14 @@
  * a program can see of it: results, errors, outputs, attributes, contents. The lines are the same
  * on every run and on every driver, so what differs with a pool is a difference the pool makes.
  *
- *   differential FIRST COUNT [--keep N,N…] [--fault] [--real] [--flush]
+ *   differential FIRST COUNT [--keep N,N…] [--fault] [--real] [--no-exports] [--flush]
  *
  * runs the programs of COUNT seeds from FIRST on. --keep: only these calls of each program (for
  * making a failing one shorter). --fault: each program ends with a kernel that faults and calls
  * after it, so COUNT has to be 1. --real: for NVIDIA's driver; leaves out what that one does not
  * answer in the same way each time, and all that the documented differences of the library concern,
- * so that the output has to be the very same with it. --flush: writes each line at once. */
+ * so that the output has to be the very same with it. --no-exports: without legacy handles, which
+ * mapped memory has none of. --flush: writes each line at once. */
 #include "differential/others.h"
 
 /* How often a call is drawn, for each theme; a seed has one. */
@@ -75,7 +76,7 @@ static int of_one_thread(const call *c)
            c->body == op_reset;
 }
 
-static int kept[MOST_CALLS], keep_some, with_fault, flush_lines;
+static int kept[MOST_CALLS], keep_some, with_fault, flush_lines, no_exports;
 
 static void run_call(void *argument)
 {
@@ -153,16 +154,21 @@ static void fault(void *unused)
 
 /* ---- programs ----------------------------------------------------------------------------- */
 
+static unsigned weight(const call *c, unsigned theme)
+{
+    return no_exports && c->body == op_export ? 0 : c->weights[theme];
+}
+
 static const call *draw(unsigned theme)
 {
     unsigned sum = 0;
     for (int i = 0; i < CALLS; i++)
-        sum += calls[i].weights[theme];
+        sum += weight(&calls[i], theme);
     unsigned at = roll(sum);
     for (int i = 0; i < CALLS; i++) {
-        if (at < calls[i].weights[theme])
+        if (at < weight(&calls[i], theme))
             return &calls[i];
-        at -= calls[i].weights[theme];
+        at -= weight(&calls[i], theme);
     }
     return &calls[0];
 }
@@ -205,12 +211,14 @@ static void keep(const char *list)
 int main(int argc, char **argv)
 {
     if (argc < 3)
-        return fprintf(stderr, "usage: differential FIRST COUNT [--keep N,N…] [--fault] [--real] [--flush]\n"), 2;
+        return fprintf(stderr, "usage: differential FIRST COUNT [--keep N,N…] [--fault] [--real] [--no-exports] [--flush]\n"), 2;
     for (int i = 3; i < argc; i++) {
         if (strcmp(argv[i], "--fault") == 0)
             with_fault = 1;
         else if (strcmp(argv[i], "--real") == 0)
             real_driver = 1;
+        else if (strcmp(argv[i], "--no-exports") == 0)
+            no_exports = 1;
         else if (strcmp(argv[i], "--flush") == 0)
             flush_lines = 1;
         else if (strcmp(argv[i], "--keep") == 0 && i + 1 < argc)

@@ -15,6 +15,28 @@
 #include "driver_facts/lookup.h"
 #include "driver_facts/memory.h"
 
+/* A page of mapped memory, with access for the device or without. */
+static CUdeviceptr mapped_page(int access)
+{
+    const size_t page = 2 << 20;
+    CUmemAllocationProp prop;
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemAccessDesc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.location = prop.location;
+    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr p = 0;
+    CHECK_CU(cuMemAddressReserve(&p, page, 0, 0, 0));
+    CHECK_CU(cuMemCreate(&handle, page, &prop, 0));
+    CHECK_CU(cuMemMap(p, page, 0, handle, 0));
+    if (access)
+        CHECK_CU(cuMemSetAccess(p, page, &desc, 1));
+    return p;
+}
+
 /* Wrong on purpose: what a faulty pool would do. Each ends normally, so that a report is what
  * tells. */
 static int misuse(const char *kind)
@@ -53,6 +75,18 @@ static int misuse(const char *kind)
     } else if (strcmp(kind, "freed-while-owned") == 0) {
         note_alloc(segment + 512, 1000);
         CHECK(cudaFree(segment));
+    } else if (strcmp(kind, "unmapped-in-use") == 0) {
+        CUdeviceptr p = mapped_page(1);
+        gate g = gate_in(stream);
+        CHECK_CU(cuMemsetD8Async(p, 1, 4096, (CUstream)stream));
+        CHECK_CU(cuMemUnmap(p, 2 << 20));
+        gate_open(g);
+        CHECK(cudaDeviceSynchronize());
+        gate_drop(g);
+    } else if (strcmp(kind, "no-access") == 0) {
+        kit_fill(&kernels, stream, (void *)(uintptr_t)mapped_page(0), 4096, 1, 0);
+        EXPECT(cudaDeviceSynchronize() != cudaSuccess);
+        return 0;
     } else if (strcmp(kind, "double-free") == 0) {
         CHECK(cudaFree(segment));
         EXPECT_EQ(cudaFree(segment), 1);

@@ -82,7 +82,7 @@ pub fn run_as_part(input: &Input, setup: &Setup, progress: &mut Progress) -> Fig
         .pools
         .iter()
         .map(|_| {
-            let gpu = Gpu::new(&world, setup.policy.total, delay);
+            let gpu = Gpu::new(&world, &setup.policy, delay);
             (Pool::new(setup.policy), gpu)
         })
         .collect();

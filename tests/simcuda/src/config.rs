@@ -48,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) free_cost: Duration,
     pub(crate) report: Option<String>,
     pub(crate) strict: bool,
+    /// Whether devices say that they have virtual memory management.
+    pub(crate) vmm: bool,
     pub(crate) deinit: bool,
     pub(crate) allow: Vec<String>,
 }
@@ -149,6 +151,7 @@ impl Config {
             alloc_cost: duration(alloc).unwrap_or(Duration::from_micros(30)),
             free_cost: duration(free).unwrap_or(Duration::from_micros(26)),
             report: var("SIMCUDA_REPORT").map(|p| p.replace("%p", &std::process::id().to_string())),
+            vmm: var("SIMCUDA_VMM").is_none_or(|v| v != "0"),
             deinit: var("SIMCUDA_DEINIT").is_some_and(|v| v != "0"),
             strict: var("SIMCUDA_STRICT").is_some_and(|v| v != "0"),
             allow: list("SIMCUDA_ALLOW"),

@@ -52,7 +52,7 @@ fn side(m: &Memory, at: u64, len: u64, want: Want) -> Result<Side, i32> {
         };
     };
     let whole = m.cover(at, len).is_some();
-    if !a.live || !whole || !a.accessible {
+    if !a.live || !whole || m.access(at, len) == 0 {
         return Err(code::INVALID_VALUE);
     }
     match a.kind {

@@ -123,8 +123,9 @@ pub(crate) fn attribute(out: *mut i32, attribute: i32, device: i32) -> Answer {
         // Capabilities: mapped host memory, concurrent kernels, unified
         // addressing, managed memory, VMM, memory pools, stream memory
         // operations, dma-buf, and so on.
-        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 88 | 89 | 90 | 91 | 95 | 99 | 102 | 103 | 110
-        | 115 | 116 | 122 | 123 | 124 | 125 => 1,
+        102 => i32::from(config::get().vmm),
+        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 88 | 89 | 90 | 91 | 95 | 99 | 103 | 110 | 115
+        | 116 | 122 | 123 | 124 | 125 => 1,
         17 | 18 | 20 | 32 | 35 => 0,
         a if (1..=160).contains(&a) => 0,
         _ => return Err(code::INVALID_VALUE),

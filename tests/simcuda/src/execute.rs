@@ -25,7 +25,16 @@ fn kernel_may(work: &Work, switch: &Switch) -> bool {
                 return false;
             }
             // The program's error, which natively is an illegal address too.
-            Some(a) if !a.accessible => return false,
+            Some(_) if m.access(r.at, r.len) >> switch.device & 1 == 0 => {
+                report::violation(
+                    "no-access",
+                    &format!(
+                        "{} of {} bytes at {:#x} on device {}, which has no access",
+                        r.what, r.len, r.at, switch.device
+                    ),
+                );
+                return false;
+            }
             Some(a) => {
                 let foreign = matches!(a.kind, Kind::Device | Kind::Async(_));
                 if foreign && switch.peers.load(Ordering::Relaxed) & (1 << a.device) == 0 {

@@ -33,7 +33,7 @@ fn write(a: &Alloc, attribute: u32, at: u64, out: *mut u64) -> Answer {
         12 => put(out, a.size),
         13 => put(out.cast::<u32>(), 1),
         14 => put(out, 0),
-        15 => put(out.cast::<u32>(), u32::from(a.kind == Kind::Device)),
+        15 => put(out.cast::<u32>(), u32::from(a.rdma)),
         16 => put(out.cast::<u32>(), 3),
         17 => put(out, pools::handle_of(a.kind).unwrap_or(0)),
         18 => put(out, a.size),

@@ -7,6 +7,7 @@ use crate::capture;
 use crate::config;
 use crate::entry::spend;
 use crate::memory::{self, Kind, Memory, Owner, arena};
+use crate::report;
 use crate::state::{self, IdMap};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,6 +18,7 @@ struct Handle {
     len: u64,
     mappings: u32,
     released: bool,
+    rdma: bool,
 }
 
 /// Reservations and physical handles of the process.
@@ -115,6 +117,8 @@ pub(crate) fn create(out: *mut u64, size: u64, prop: *const AllocationProp, flag
             len,
             mappings: 0,
             released: false,
+            // gpuDirectRDMACapable, behind compressionType.
+            rdma: prop.flags[1] != 0,
         },
     );
     put(out, handle)
@@ -144,7 +148,7 @@ pub(crate) fn map(at: u64, size: u64, offset: u64, handle: u64, flags: u64) -> A
         .get(&handle)
         .filter(|h| !h.released)
         .ok_or(code::INVALID_VALUE)?;
-    let (device, page) = (h.device, h.at + offset);
+    let (device, page, rdma) = (h.device, h.at + offset, h.rdma);
     if offset.checked_add(size).is_none_or(|end| end > h.len) || !reserved(&m, at, size) {
         return Err(code::INVALID_VALUE);
     }
@@ -166,6 +170,9 @@ pub(crate) fn map(at: u64, size: u64, offset: u64, handle: u64, flags: u64) -> A
         device,
     };
     m.insert(owner, at, size, Kind::Vmm(handle), (at, size));
+    if let Some(a) = m.allocs.get_mut(&at) {
+        a.rdma = rdma;
+    }
     if let Some(h) = m.vmm.handles.get_mut(&handle) {
         h.mappings += 1;
     }
@@ -176,6 +183,12 @@ pub(crate) fn unmap(at: u64, size: u64) -> Answer {
     capture::unsafe_call(&mut state::lock())?;
     let mut m = memory::lock();
     let all = mappings(&m, at, size)?;
+    if m.owners.has_pending(at, size) {
+        report::violation(
+            "unmapped-in-use",
+            &format!("{size} bytes at {at:#x} unmapped while work on them is pending"),
+        );
+    }
     for (base, handle) in &all {
         spend(Duration::from_micros(13));
         m.release(*base, true);
@@ -189,15 +202,31 @@ pub(crate) fn unmap(at: u64, size: u64) -> Answer {
 }
 
 pub(crate) fn set_access(at: u64, size: u64, desc: *const AccessDesc, count: usize) -> Answer {
-    let desc = get(desc)?;
-    if count == 0 || desc.location.kind != 1 {
+    if count == 0 || desc.is_null() {
         return Err(code::INVALID_VALUE);
+    }
+    let mut set = Vec::new();
+    for i in 0..count {
+        // SAFETY: the program passes `count` descriptions.
+        let desc = unsafe { desc.add(i).read_unaligned() };
+        let device = desc.location.id as usize;
+        let known = desc.location.kind == 1 && device < config::get().devices;
+        if !known || !matches!(desc.flags, 0 | 1 | 3) {
+            return Err(code::INVALID_VALUE);
+        }
+        set.push((1 << device, desc.flags == 3));
     }
     let mut m = memory::lock();
     for (base, _) in mappings(&m, at, size)? {
         spend(Duration::from_micros(19));
         if let Some(a) = m.allocs.get_mut(&base) {
-            a.accessible = desc.flags == 3;
+            for (device, allowed) in &set {
+                a.access = if *allowed {
+                    a.access | device
+                } else {
+                    a.access & !device
+                };
+            }
         }
     }
     Ok(())
@@ -212,7 +241,8 @@ pub(crate) fn get_access(flags: *mut u64, location: *const Location, at: u64) ->
     }
     let m = memory::lock();
     let found = m.find_live(at).ok_or(code::INVALID_VALUE)?;
-    put(flags, if found.accessible { READ_WRITE } else { 0 })
+    let accessible = found.access >> (location.id & 63) & 1 != 0;
+    put(flags, if accessible { READ_WRITE } else { 0 })
 }
 
 pub(crate) fn granularity(out: *mut usize, prop: *const AllocationProp) -> Answer {

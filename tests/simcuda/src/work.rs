@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 pub(crate) struct Switch {
     fault: AtomicI32,
     stop: AtomicBool,
+    pub(crate) device: usize,
     /// Bit d: memory of device d may be accessed.
     pub(crate) peers: AtomicU32,
 }
@@ -16,6 +17,7 @@ impl Switch {
         Arc::new(Switch {
             fault: AtomicI32::new(0),
             stop: AtomicBool::new(false),
+            device,
             peers: AtomicU32::new(1 << device),
         })
     }

@@ -48,11 +48,14 @@ pub(crate) struct Alloc {
     /// False once it is freed in stream order or waits in a memory pool:
     /// pending work may touch it, the program may not name it.
     pub(crate) live: bool,
-    /// cuMemSetAccess has made it accessible (VMM), or it always was.
-    pub(crate) accessible: bool,
+    /// Bit d: device d may access it, by cuMemSetAccess (VMM) or as far as its
+    /// contexts may.
+    pub(crate) access: u64,
     /// The block of pages that it lies in.
     pub(crate) block: (u64, u64),
     pub(crate) exported: bool,
+    /// Other devices may be given access to it.
+    pub(crate) rdma: bool,
 }
 
 impl Alloc {
@@ -273,9 +276,14 @@ impl Memory {
                 buffer_id,
                 sync_memops: false,
                 live: true,
-                accessible: !matches!(kind, Kind::Vmm(_)),
+                access: if matches!(kind, Kind::Vmm(_)) {
+                    0
+                } else {
+                    u64::MAX
+                },
                 block,
                 exported: false,
+                rdma: matches!(kind, Kind::Device),
             },
         );
         // The stream-ordered allocator may hand memory out again in stream
@@ -392,6 +400,15 @@ impl Memory {
             have += next.size;
         }
         Some(first)
+    }
+
+    /// The allocation that covers `at`, and the neighbouring mappings, as long as
+    /// they begin before `end`: what all of them let devices do.
+    pub(crate) fn access(&self, at: u64, len: u64) -> u64 {
+        let first = self.find(at).map_or(at, |a| a.base);
+        self.allocs
+            .range(first..at.saturating_add(len.max(1)))
+            .fold(u64::MAX, |access, (_, a)| access & a.access)
     }
 
     /// Says that a pointer which is not live was given to a free.

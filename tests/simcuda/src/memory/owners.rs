@@ -110,6 +110,16 @@ impl Owners {
         }
     }
 
+    /// Whether work of any owner, past or present, of some of [base, base + len)
+    /// is not done.
+    pub(crate) fn has_pending(&self, base: u64, len: u64) -> bool {
+        [&self.live, &self.retired].into_iter().any(|owners| {
+            overlapping(owners, base, len)
+                .iter()
+                .any(|key| owners[key].tasks.iter().any(|task| !task.is_done()))
+        })
+    }
+
     /// `simNoteAlloc`, inside the driver allocation at `region`.
     pub(crate) fn note_alloc(&mut self, region: u64, base: u64, len: u64) {
         if self.regions.insert(region)
