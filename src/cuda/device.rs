@@ -117,6 +117,7 @@ impl Context {
 
 impl Device for &'static Context {
     fn reserve(&self, bytes: u64) -> Result<u64, Refusal> {
+        let _range = Range::new(Kind::Grow, format_args!("grow {bytes}"), bytes);
         let address = match &self.mapped {
             Some(mapped) => mapped.map(self, bytes)?,
             None => self.allocate_segment(bytes)?,

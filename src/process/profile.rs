@@ -76,14 +76,12 @@ pub fn reserve(context: &'static Context) {
     let Some(needs) = profile.get(&context.device) else {
         return;
     };
-    let mut needs = needs.clone();
-    let sum: u64 = needs.iter().map(|(_, size)| size).sum();
-    if sum >= MARGIN_FROM {
-        let margin = (sum / MARGIN).next_multiple_of(PAGE).min(MARGIN_MOST);
-        needs.push((Kind::Large, margin));
-    }
     let wanted: u64 = needs.iter().map(|(_, size)| size).sum();
-    let taken = context.pool.reserve_all(&context, &needs);
+    let taken = context.pool.reserve_all(&context, needs);
+    if taken == wanted && taken >= MARGIN_FROM {
+        let margin = (taken / MARGIN).next_multiple_of(PAGE).min(MARGIN_MOST);
+        context.pool.reserve_all(&context, &[(Kind::Large, margin)]);
+    }
     let (taken, wanted) = (bytes(taken), bytes(wanted));
     log::info!(
         "GPUPOOL_PROFILE: device {} gave {taken} of {wanted} in {} segments",
